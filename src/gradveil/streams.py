@@ -1,0 +1,95 @@
+"""Randomness as an argument: one named, counter-based stream per victim."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """The random streams of a stack of victims.
+
+    A draw is a pure function of (seed, purpose, victim, name): it depends neither on what was drawn before, nor on who
+    else is in the stack, nor on the device, because numbers are drawn on the CPU and moved. Give each draw its own
+    name; the same name gives the same numbers again.
+
+    Args:
+        seed: of the run.
+        purpose: `client`, `attack`, ...: an attack can never replay the client's noise.
+        keys: one key per victim; the first number is the victim, further ones are restarts. Empty means unbound:
+            an attack binds it to the victims of its observation.
+
+    Example:
+        >>> streams = Streams(seed=0, purpose="attack").bind(3)
+        >>> streams.normal("start", (2, 2)).shape
+        torch.Size([3, 2, 2])
+        >>> bool((streams.select([2]).normal("start", (2, 2)) == streams.normal("start", (2, 2))[2]).all())
+        True
+    """
+
+    seed: int = 0
+    purpose: str = "attack"
+    keys: tuple[tuple[int, ...], ...] = ()
+
+    def bind(self, victims: int) -> Self:
+        """Number the victims 0 .. victims - 1, unless the streams are bound already."""
+        if self.keys and len(self.keys) != victims:
+            raise ValueError(f"the streams are bound to {len(self.keys)} victims, but the stack holds {victims}")
+        return self if self.keys else replace(self, keys=tuple((v,) for v in range(victims)))
+
+    def select(self, victims: Sequence[int] | slice) -> Self:
+        """Keep some victims."""
+        kept = self.keys[victims] if isinstance(victims, slice) else tuple(self.keys[v] for v in victims)
+        return replace(self, keys=kept)
+
+    def repeat(self, times: int) -> Self:
+        """Give every victim `times` streams of its own, in the order of `Observation.repeat`."""
+        if times == 1:
+            return self
+        return replace(self, keys=tuple((*key, restart) for key in self.keys for restart in range(times)))
+
+    def fork(self, name: str) -> Self:
+        """Open a separate family of streams, for a part of a run that must not disturb the rest."""
+        return replace(self, purpose=f"{self.purpose}/{name}")
+
+    def normal(self, name: str, shape: Sequence[int], *, like: Tensor | None = None) -> Tensor:
+        """Draw (V, *shape) standard normal numbers, in the format and on the device of `like`."""
+        return _stack([g.standard_normal(tuple(shape), dtype=np.float32) for g in self._generators(name)], like)
+
+    def uniform(self, name: str, shape: Sequence[int], *, like: Tensor | None = None) -> Tensor:
+        """Draw (V, *shape) numbers uniform in [0, 1)."""
+        return _stack([g.random(tuple(shape), dtype=np.float32) for g in self._generators(name)], like)
+
+    def laplace(self, name: str, shape: Sequence[int], *, like: Tensor | None = None) -> Tensor:
+        """Draw (V, *shape) Laplace numbers of scale 1."""
+        draws = [g.laplace(size=tuple(shape)).astype(np.float32) for g in self._generators(name)]
+        return _stack(draws, like)
+
+    def integers(self, name: str, high: int, shape: Sequence[int], *, device: torch.device | str = "cpu") -> Tensor:
+        """Draw (V, *shape) whole numbers uniform in 0 .. high - 1."""
+        draws = np.stack([g.integers(high, size=tuple(shape)) for g in self._generators(name)])
+        return torch.from_numpy(draws).to(device)
+
+    def permutation(self, name: str, size: int, *, device: torch.device | str = "cpu") -> Tensor:
+        """Draw (V, size), one permutation of 0 .. size - 1 per victim."""
+        return torch.from_numpy(np.stack([g.permutation(size) for g in self._generators(name)])).to(device)
+
+    def _generators(self, name: str) -> list[np.random.Generator]:
+        if not self.keys:
+            raise ValueError("these streams belong to no victim yet; call bind(victims) first")
+        return [np.random.Generator(np.random.Philox(key=self._key(key, name))) for key in self.keys]
+
+    def _key(self, key: tuple[int, ...], name: str) -> int:
+        text = f"{self.seed}|{self.purpose}|{'.'.join(map(str, key))}|{name}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+
+def _stack(draws: list[npt.NDArray[np.float32]], like: Tensor | None) -> Tensor:
+    stacked = torch.from_numpy(np.stack(draws))
+    return stacked if like is None else stacked.to(device=like.device, dtype=like.dtype)
