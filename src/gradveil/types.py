@@ -7,7 +7,7 @@ nothing else; what it must not have travels as `Evidence`.
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +150,7 @@ class LocalTraining:
 class KnownDefense(Protocol):
     """What an informed adversary can use of a defense; see `defenses.Defense`."""
 
-    def resample(self, update: Gradients, *, streams: object) -> Gradients:
+    def resample(self, update: Gradients, *, streams: Any) -> Gradients:
         """Apply the defense again to a trial update."""
 
     def log_likelihood(self, observed: Gradients, clean: Gradients) -> Tensor:

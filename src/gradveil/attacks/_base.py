@@ -1,0 +1,54 @@
+"""What every adversary is."""
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import ClassVar, final
+
+from gradveil.engine import Runtime, in_chunks
+from gradveil.errors import KnowledgeError
+from gradveil.streams import Streams
+from gradveil.types import Knowledge, Observation, Paper, Reconstruction
+
+
+class Attack(ABC):
+    """Guesses a private batch from an observation; a leaf is a frozen dataclass whose fields are hyperparameters.
+
+    Class attributes:
+        paper: where the attack comes from.
+        requires: what it cannot do without.
+        threat: the letter of its threat model, A to H, as the field uses them.
+    """
+
+    paper: ClassVar[Paper]
+    requires: ClassVar[Knowledge] = Knowledge.NOTHING
+    threat: ClassVar[str] = "B"
+
+    @final
+    def __call__(self, observation: Observation, *, streams: Streams, runtime: Runtime | None = None) -> Reconstruction:
+        """Attack all victims of an observation, in chunks that fit the device.
+
+        Args:
+            observation: what the adversary saw; neither its model nor its tensors are changed.
+            streams: the attack's randomness; bound to the victims here if it is not yet.
+            runtime: precision, chunk, progress, checkpoints.
+        """
+        missing = self.requires & ~observation.knowledge
+        if missing:
+            needs, knows = ", ".join(missing.names()), ", ".join(observation.knowledge.names()) or "nothing"
+            raise KnowledgeError(f"{type(self).__name__} needs {needs}, but the adversary knows {knows}; grant it")
+        runtime = runtime or Runtime()
+        bound = streams.bind(observation.victims)
+        model = copy.deepcopy(observation.model).requires_grad_(False)
+        own = replace(observation, model=model.to(observation.device))
+
+        def run(victims: slice, runtime: Runtime) -> Reconstruction:
+            return self.run(own.select(victims), streams=bound.select(victims), runtime=runtime)
+
+        with runtime.numerics():
+            parts, chunk = in_chunks(run, own.victims, device=own.device, runtime=runtime)
+        return replace(Reconstruction.join(parts), chunk=chunk)
+
+    @abstractmethod
+    def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
+        """Attack one chunk: the paper's algorithm and nothing else."""

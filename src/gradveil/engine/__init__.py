@@ -1,0 +1,42 @@
+"""Fast, general computation for many victims at once."""
+
+from gradveil.engine.chunks import in_chunks
+from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.gradients import (
+    GradientFunction,
+    Trial,
+    gradient_function,
+    observed_gradient_function,
+    stacked_gradients,
+    trainable,
+)
+from gradveil.engine.lbfgs import LBFGS
+from gradveil.engine.minimize import Minimum, Variable, minimize
+from gradveil.engine.normalization import Standardize, find_normalization, normalized
+from gradveil.engine.optimizers import SGD, Adam, Optimizer
+from gradveil.engine.runtime import Precision, Progress, Runtime, Store
+
+__all__ = [
+    "LBFGS",
+    "SGD",
+    "Adam",
+    "Evaluation",
+    "GradientFunction",
+    "Minimum",
+    "Optimizer",
+    "Precision",
+    "Progress",
+    "Runtime",
+    "Standardize",
+    "Store",
+    "Trial",
+    "Variable",
+    "find_normalization",
+    "gradient_function",
+    "in_chunks",
+    "minimize",
+    "normalized",
+    "observed_gradient_function",
+    "stacked_gradients",
+    "trainable",
+]

@@ -1,0 +1,222 @@
+"""The fast path: one merged batch, and every victim's weight gradients from what each layer saw."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from gradveil.engine._norms import affine, batch_norm_arguments, normalize_batch
+from gradveil.engine._vmapped import autocast, module_mode, without_fast_attention
+from gradveil.engine.convolution import Geometry, weight_gradient
+from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.runtime import Precision
+from gradveil.types import LossFn, Mode
+
+Rule: TypeAlias = Callable[[Tensor], Tensor]
+"""From the gradient at a layer's output, (N, ...), to the (V, *shape) gradient of one of its parameters."""
+
+
+class NotTappableError(Exception):
+    """The model uses a parameter in a way that the fast path does not know."""
+
+
+class TappedGradients:
+    """Gradients of models made of convolutions, linear layers and norms; see `gradient_function` for the arguments."""
+
+    def __init__(
+        self, model: nn.Module, loss: LossFn, names: tuple[str, ...], mode: Mode, precision: Precision
+    ) -> None:
+        self._model, self._loss, self._names, self._mode, self._precision = model, loss, names, mode, precision
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+        """Differentiate V victims with inputs (V, B, ...) and labels (V, B) or (V, B, K)."""
+        create_graph = torch.is_grad_enabled() and inputs.requires_grad
+        taps = _Taps(self._model, len(inputs))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(module_mode(self._model, self._mode))
+            stack.enter_context(without_fast_attention())
+            stack.enter_context(torch.enable_grad())
+            with taps, autocast(self._precision, inputs):
+                merged = functional_call(self._model, self._counters(), (_start(inputs).flatten(0, 1),))
+            outputs = merged.to(inputs.dtype).unflatten(0, inputs.shape[:2])
+            losses = vmap(self._loss)(outputs, labels)
+            gradients = taps.gradients(losses.sum(), create_graph=create_graph)
+        return Evaluation(
+            tuple(self._of(name, gradients, inputs) for name in self._names), losses, outputs, taps.buffers
+        )
+
+    def _counters(self) -> dict[str, Tensor]:
+        # Modules count batches in place; a copy keeps that away from the caller's model.
+        return {name: buffer.clone() for name, buffer in self._model.named_buffers() if buffer.dtype == torch.long}
+
+    def _of(self, name: str, gradients: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        if name in gradients:
+            return gradients[name].to(inputs.dtype)
+        return torch.zeros((len(inputs), *self._model.get_parameter(name).shape)).to(inputs)
+
+
+def _start(inputs: Tensor) -> Tensor:
+    """Make sure that there is a graph, also for a client who does not differentiate by its inputs."""
+    return inputs if inputs.requires_grad else inputs.detach().requires_grad_()
+
+
+class _Taps(TorchFunctionMode):
+    """Runs layers with constant weights and keeps a rule for the gradient of each parameter."""
+
+    def __init__(self, model: nn.Module, victims: int) -> None:
+        super().__init__()
+        self._victims = victims
+        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._statistics = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._outputs: list[Tensor] = []
+        self._rules: list[dict[str, Rule]] = []
+        self.buffers: dict[str, Tensor] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Take over the layers; refuse a parameter in any other place."""
+        kwargs = kwargs or {}
+        layer = _LAYERS.get(func)
+        if layer is not None:
+            return layer(self, *args, **kwargs)
+        if any(id(leaf) in self._parameters for leaf in tree_leaves((args, kwargs))):
+            raise NotTappableError(f"a parameter enters {getattr(func, '__name__', func)}")
+        return func(*args, **kwargs)
+
+    def gradients(self, loss: Tensor, *, create_graph: bool) -> dict[str, Tensor]:
+        """Differentiate by the output of each layer, and apply the rules."""
+        found: dict[str, Tensor] = {}
+        deltas = torch.autograd.grad(loss, self._outputs, create_graph=create_graph, allow_unused=True)
+        for delta, rules in zip(deltas, self._rules, strict=True):
+            for name, rule in rules.items():
+                if delta is not None:
+                    gradient = rule(delta)
+                    found[name] = found[name] + gradient if name in found else gradient
+        return found
+
+    def stacked(self, tensor: Tensor) -> Tensor:
+        """Split the merged axis: (N, ...) to (V, N / V, ...)."""
+        if len(tensor) % self._victims:
+            raise NotTappableError(f"a layer sees {len(tensor)} rows of {self._victims} victims")
+        return tensor.reshape(self._victims, -1, *tensor.shape[1:])
+
+    def keep(self, output: Tensor, rules: Mapping[Tensor | None, Rule]) -> Tensor:
+        """Remember a layer's output and the rules of those of its parameters that the model owns."""
+        owned = {self._parameters[id(p)]: rule for p, rule in rules.items() if id(p) in self._parameters}
+        if owned:
+            self._outputs.append(output)
+            self._rules.append(owned)
+        return output
+
+    def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Tap a linear layer."""
+        output = F.linear(inputs, weight.detach(), _detached(bias))
+        seen = self.stacked(inputs).flatten(1, -2)
+
+        def of_weight(delta: Tensor) -> Tensor:
+            return torch.einsum("vno,vni->voi", self.stacked(delta).flatten(1, -2), seen.to(delta.dtype))
+
+        def of_bias(delta: Tensor) -> Tensor:
+            return self.stacked(delta).flatten(1, -2).sum(1)
+
+        return self.keep(output, {weight: of_weight, bias: of_bias})
+
+    def convolution(
+        self,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        """Tap a two-dimensional convolution."""
+        output = F.conv2d(inputs, weight.detach(), _detached(bias), stride, padding, dilation, groups)
+        geometry = Geometry.of(weight, stride, padding, dilation, groups)
+        if geometry is None:
+            raise NotTappableError("a convolution is padded more on one side than on the other")
+
+        def of_weight(delta: Tensor) -> Tensor:
+            return weight_gradient(self.stacked(inputs).to(delta.dtype), self.stacked(delta), geometry)
+
+        def of_bias(delta: Tensor) -> Tensor:
+            return self.stacked(delta).sum((1, 3, 4))
+
+        return self.keep(output, {weight: of_weight, bias: of_bias})
+
+    def batch_norm(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Tap a batch norm, by running statistics or by each victim's own."""
+        call = batch_norm_arguments(*args, **kwargs)
+        inputs, weight, bias = call["input"], call["weight"], call["bias"]
+        if call["training"]:
+            normalized, updates = normalize_batch(call, victims=self._victims)
+            self.buffers |= {self._statistics[key]: value for key, value in updates.items()}
+        else:
+            scale = torch.rsqrt(call["running_var"] + call["eps"])
+            normalized = affine(inputs, scale, -call["running_mean"] * scale)
+        return self._scaled(normalized, weight, bias)
+
+    def group_norm(
+        self,
+        inputs: Tensor,
+        num_groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Tap a group norm."""
+        return self._scaled(F.group_norm(inputs, num_groups, eps=eps), weight, bias)
+
+    def layer_norm(
+        self,
+        inputs: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Tap a layer norm, whose parameters have the shape of the last axes."""
+        normalized = F.layer_norm(inputs, normalized_shape, eps=eps)
+        scaled = normalized if weight is None else normalized * weight.detach()
+        output = scaled if bias is None else scaled + bias.detach()
+        last = len(normalized_shape)
+
+        def of_bias(delta: Tensor) -> Tensor:
+            stacked = self.stacked(delta)
+            return stacked.sum(tuple(range(1, stacked.ndim - last)))
+
+        return self.keep(output, {weight: lambda delta: of_bias(delta * normalized), bias: of_bias})
+
+    def _scaled(self, normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Scale and shift each channel, and tap both."""
+        output = affine(normalized, _detached(weight), _detached(bias))
+
+        def of_weight(delta: Tensor) -> Tensor:
+            rows, seen = self.stacked(delta).flatten(3), self.stacked(normalized).flatten(3).to(delta.dtype)
+            return torch.einsum("vncp,vncp->vc", rows, seen)
+
+        def of_bias(delta: Tensor) -> Tensor:
+            return self.stacked(delta).flatten(3).sum((1, 3))
+
+        return self.keep(output, {weight: of_weight, bias: of_bias})
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+_LAYERS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    F.linear: _Taps.linear,
+    F.conv2d: _Taps.convolution,
+    F.batch_norm: _Taps.batch_norm,
+    F.group_norm: _Taps.group_norm,
+    F.layer_norm: _Taps.layer_norm,
+}

@@ -1,0 +1,120 @@
+"""The general path: `torch.func.grad` of one victim, mapped over all of them."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from gradveil.engine._norms import BatchNormMode
+from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.runtime import Precision
+from gradveil.errors import UnsupportedModelError
+from gradveil.types import LossFn, Mode, State
+
+
+class VmappedGradients:
+    """Gradients of any model that `torch.func` can differentiate; see `gradient_function` for the arguments."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFn,
+        names: tuple[str, ...],
+        mode: Mode,
+        parameters: State,
+        buffers: State,
+        precision: Precision,
+    ) -> None:
+        self._model, self._loss, self._names, self._mode, self._precision = model, loss, names, mode, precision
+        shared = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        self._parameters = {name: parameters.get(name, shared[name]) for name in names}
+        self._frozen = {name: parameters.get(name, t) for name, t in shared.items() if name not in names}
+        self._buffers = {name: buffers.get(name, tensor.detach()) for name, tensor in model.named_buffers()}
+        stacked = {*parameters, *buffers}
+        self._axes = tuple(
+            {name: 0 if name in stacked else None for name in group}
+            for group in (self._parameters, self._frozen, self._buffers)
+        )
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+        """Differentiate V victims with inputs (V, B, ...) and labels (V, B) or (V, B, K)."""
+        mapped = vmap(grad(self._one, has_aux=True), in_dims=(*self._axes, 0, 0))
+        with module_mode(self._model, self._mode), without_fast_attention():
+            try:
+                gradients, (losses, outputs, buffers) = mapped(
+                    self._parameters, self._frozen, self._buffers, inputs, labels
+                )
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except (RuntimeError, NotImplementedError) as error:
+                raise _unsupported(self._model, inputs, error) from error
+        return Evaluation(tuple(gradients[name] for name in self._names), losses, outputs, buffers)
+
+    def _one(
+        self, parameters: State, frozen: State, buffers: State, inputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, State]]:
+        # Modules count batches in place; a copy keeps that away from the caller's buffers.
+        own = {name: tensor.clone() if tensor.dtype == torch.long else tensor for name, tensor in buffers.items()}
+        norms = BatchNormMode(victims=None, names={id(tensor): name for name, tensor in own.items()})
+        with norms, autocast(self._precision, inputs):
+            outputs = functional_call(self._model, {**parameters, **frozen, **own}, (inputs,))
+        loss = self._loss(outputs.to(inputs.dtype), labels)
+        return loss, (loss, outputs.to(inputs.dtype), norms.updated)
+
+
+def autocast(precision: Precision, like: Tensor) -> contextlib.AbstractContextManager[None]:
+    """Run a model in bf16 if asked to."""
+    return torch.autocast(like.device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+@contextlib.contextmanager
+def without_fast_attention() -> Iterator[None]:
+    """Switch off the attention kernels that have no second derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def module_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
+    """Put all modules into a mode and back into the ones they had."""
+    before = {module: module.training for module in model.modules()}
+    model.train(mode == "train")
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def _unsupported(model: nn.Module, inputs: Tensor, error: Exception) -> UnsupportedModelError:
+    """Name the innermost module in which the mapped call broke."""
+    entered: list[str] = []
+    names = {module: name or type(module).__name__ for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, _arguments: tuple[object, ...]) -> None:
+        entered.append(f"{names[module]} ({type(module).__name__})")
+
+    def leave(_module: nn.Module, _arguments: tuple[object, ...], _output: object) -> None:
+        entered.pop()
+
+    handles = [m.register_forward_pre_hook(enter) for m in names] + [m.register_forward_hook(leave) for m in names]
+    try:
+        vmap(grad(lambda x: model(x).sum()))(inputs.detach())
+    except Exception:  # noqa: S110 - it is run again only to see where it breaks
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    where = f"module {entered[-1]}" if entered else "the loss or the backward pass of the model"
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UnsupportedModelError(
+        f"{where} uses an operation that cannot be differentiated for many victims at once ({reason}); "
+        "replace it by one that is free of in-place writes and of data-dependent Python, or use eval mode"
+    )

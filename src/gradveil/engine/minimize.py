@@ -1,0 +1,244 @@
+"""The loop that all optimization attacks share."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradveil.engine.capture import capture
+from gradveil.engine.optimizers import Optimizer, OptimizerState, spread
+from gradveil.engine.runtime import Runtime
+
+Objective: TypeAlias = Callable[[tuple[Tensor, ...]], Tensor]
+"""Variables, each (V, ...), to the (V,) objective of every victim; a victim's depends on its own variables alone."""
+
+DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
+_LOOK_EVERY = 50  # steps between looks at who is still active, since a look waits for the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """Something to optimize.
+
+    Args:
+        start: (V, ...).
+        signed: replace the gradient by its sign.
+        low: lower bound, broadcast to the shape of `start`; None for none.
+        high: upper bound.
+    """
+
+    start: Tensor
+    signed: bool = False
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimum:
+    """What was found, victim by victim.
+
+    Args:
+        values: the best iterate of each variable, by the objective.
+        objective: (V,) its objective; infinite if no iterate had a finite one.
+        diverged: (V,) whether a number was not finite; such a victim stops and keeps its best iterate.
+        steps: (V,) evaluations used.
+        trace: (V, T) the objective of every evaluation, (V, 0) unless asked for.
+        captured: whether the step ran as a CUDA graph.
+    """
+
+    values: tuple[Tensor, ...]
+    objective: Tensor
+    diverged: Tensor
+    steps: Tensor
+    trace: Tensor
+    captured: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """The changing part of a minimization: tensors alone, so that a checkpoint is exact."""
+
+    values: list[Tensor]
+    best: list[Tensor]
+    optimizer: OptimizerState
+    objective: Tensor
+    active: Tensor
+    diverged: Tensor
+    used: Tensor
+    rate: Tensor
+    trace: list[Tensor] = field(default_factory=list)
+
+    def tensors(self, done: int) -> dict[str, Tensor]:
+        """Name everything that the rest of the run depends on."""
+        named = {f"value.{i}": v for i, v in enumerate(self.values)} | {f"best.{i}": b for i, b in enumerate(self.best)}
+        named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
+        named |= {name: getattr(self, name) for name in ("objective", "active", "diverged", "used", "rate")}
+        if self.trace:
+            named["trace"] = torch.stack(self.trace, 1)
+        return named | {"done": torch.tensor(done)}
+
+    def restore(self, saved: dict[str, Tensor]) -> int:
+        """Take over a saved state in place, and return how many steps it had done."""
+        done = int(saved.pop("done"))
+        trace = saved.pop("trace", None)
+        self.trace = [] if trace is None else [column.to(self.rate.device) for column in trace.unbind(1)]
+        own = self.tensors(done)
+        for name, tensor in saved.items():
+            own[name].copy_(tensor)
+        return done
+
+
+def minimize(
+    objective: Objective,
+    variables: Sequence[Variable],
+    *,
+    optimizer: Optimizer,
+    steps: int,
+    decay: bool = False,
+    stop_below: float | None = None,
+    runtime: Runtime | None = None,
+) -> Minimum:
+    """Minimize the objectives of V victims side by side.
+
+    Args:
+        objective: of the variables.
+        variables: what to optimize.
+        optimizer: `Adam`, `SGD` or `LBFGS`.
+        steps: of the optimizer.
+        decay: multiply the learning rate by 0.1 at 3/8, 5/8 and 7/8 of the steps.
+        stop_below: a victim whose objective falls below stops.
+        runtime: precision, progress, checkpoints.
+
+    Example:
+        >>> found = minimize(
+        ...     lambda v: (v[0] - 3).square().sum(1), [Variable(start=torch.zeros(2, 4))], optimizer=Adam(), steps=200
+        ... )
+        >>> bool((found.values[0] - 3).abs().max() < 0.1)
+        True
+    """
+    runtime = runtime or Runtime()
+    run = _begin(variables, optimizer)
+    total = optimizer.iterations(steps)
+    saved = runtime.store.load(runtime.name) if runtime.store else None
+    done = run.restore(saved) if saved else 0
+
+    step = _step_function(objective, variables, optimizer, run, stop_below)
+    graph = capture(step, run.tensors(done)) if runtime.capture and run.rate.is_cuda and done < total else None
+    milestones = {int(total * part) for part in DECAY_AT} if decay else set()
+    _loop(graph or step, run, done=done, total=total, milestones=milestones, runtime=runtime)
+    if runtime.probe is None:
+        _look_at_the_last(objective, run)
+    trace = torch.stack(run.trace, 1) if run.trace else run.objective[:, None][:, :0]
+    return Minimum(
+        values=tuple(run.best),
+        objective=run.objective,
+        diverged=run.diverged,
+        steps=run.used,
+        trace=trace,
+        captured=graph is not None,
+    )
+
+
+def _begin(variables: Sequence[Variable], optimizer: Optimizer) -> _Run:
+    values = [variable.start.detach().clone() for variable in variables]
+    victims, like = len(values[0]), values[0]
+    flags = torch.zeros(victims, dtype=torch.bool, device=like.device)
+    return _Run(
+        values=values,
+        best=[value.clone() for value in values],
+        optimizer=optimizer.start(values),
+        objective=torch.full((victims,), torch.inf, dtype=like.dtype, device=like.device),
+        active=~flags,
+        diverged=flags,
+        used=torch.zeros(victims, dtype=torch.long, device=like.device),
+        rate=torch.ones((), dtype=like.dtype, device=like.device),
+    )
+
+
+def _step_function(
+    objective: Objective,
+    variables: Sequence[Variable],
+    optimizer: Optimizer,
+    run: _Run,
+    stop_below: float | None,
+) -> Callable[[], Tensor]:
+    """Make the step: evaluate, keep the best, move; it returns the (V,) objective and changes `run` in place."""
+
+    def step() -> Tensor:
+        losses, gradients = _differentiate(objective, run.values)
+        finite = torch.isfinite(losses)
+        for gradient in gradients:
+            finite = finite & torch.isfinite(gradient.flatten(1)).all(1)
+        run.diverged.logical_or_(run.active & ~finite)
+        run.active.logical_and_(finite)
+        _keep_best(run, losses)
+        if stop_below is not None:
+            run.active.logical_and_(run.objective >= stop_below)
+        run.used.add_(run.active)
+
+        directed = [g.sign() if v.signed else g for v, g in zip(variables, gradients, strict=True)]
+        converged = optimizer.move(run.values, directed, losses, state=run.optimizer, rate=run.rate, active=run.active)
+        run.active.logical_and_(~converged)
+        for variable, value in zip(variables, run.values, strict=True):
+            if variable.low is not None or variable.high is not None:
+                value.copy_(value.clamp(min=variable.low, max=variable.high))
+        return losses
+
+    return step
+
+
+def _differentiate(objective: Objective, values: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    leaves = tuple(value.detach().requires_grad_() for value in values)
+    with torch.enable_grad():
+        losses = objective(leaves)
+        gradients = torch.autograd.grad(losses.sum(), leaves)
+    return losses.detach(), gradients
+
+
+def _keep_best(run: _Run, losses: Tensor) -> None:
+    better = run.active & (losses < run.objective)
+    run.objective.copy_(torch.where(better, losses, run.objective))
+    for best, value in zip(run.best, run.values, strict=True):
+        best.copy_(torch.where(spread(better, value), value, best))
+
+
+def _loop(
+    step: Callable[[], Tensor],
+    run: _Run,
+    *,
+    done: int,
+    total: int,
+    milestones: set[int],
+    runtime: Runtime,
+) -> None:
+    last = time.monotonic()
+    end = total if runtime.probe is None else min(total, runtime.probe)
+    for iteration in range(done, end):
+        if iteration in milestones:
+            run.rate.mul_(0.1)
+        losses = step()
+        if runtime.trace:
+            run.trace.append(losses.clone())
+        finished = iteration + 1
+        if finished % _LOOK_EVERY and finished < end:
+            continue
+        runtime.progress(runtime.name, finished, total)
+        if not bool(run.active.any()):
+            break
+        if runtime.store and time.monotonic() - last > runtime.save_every:
+            runtime.store.save(runtime.name, run.tensors(finished))
+            last = time.monotonic()
+    runtime.progress(runtime.name, total, total)
+    if runtime.store:
+        runtime.store.save(runtime.name, run.tensors(total))
+
+
+def _look_at_the_last(objective: Objective, run: _Run) -> None:
+    """Evaluate once more, since the last move has not been judged yet."""
+    with torch.no_grad():
+        detached = tuple(value.detach() for value in run.values)
+    losses, _ = _differentiate(objective, detached)
+    _keep_best(run, torch.where(torch.isfinite(losses), losses, torch.inf))

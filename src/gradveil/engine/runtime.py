@@ -1,0 +1,92 @@
+"""How a computation runs: precision, progress, checkpoints. Never what it computes."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with a task's name, what is done and the total."""
+
+
+class Store(Protocol):
+    """Keeps the state of an unfinished computation; a later run with the same name continues from it."""
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        """Return what was saved last under a name."""
+
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
+        """Keep a state; never leaves a half-written one behind."""
+
+
+def silent(task: str, done: int, total: int) -> None:
+    """Report no progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """How a computation runs.
+
+    Args:
+        precision: `float32`, `tf32` (float32 with tf32 matrix units on CUDA; the same as float32 elsewhere), `bf16`.
+        capture: replay the step as a CUDA graph where it can be captured.
+        deterministic: use deterministic kernels only, so that a GPU repeats its bits.
+        chunk: victims at once; None measures what fits.
+        progress: callback.
+        store: where to keep checkpoints, None for nowhere.
+        save_every: seconds between checkpoints.
+        trace: keep the objective of every step.
+        name: of this computation in progress and checkpoints.
+        probe: stop after so many steps without finishing, to measure memory.
+    """
+
+    precision: Precision = "tf32"
+    capture: bool = True
+    deterministic: bool = False
+    chunk: int | None = None
+    progress: Progress = silent
+    store: Store | None = None
+    save_every: float = 20.0
+    trace: bool = False
+    name: str = "attack"
+    probe: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {self.chunk}")
+
+    def named(self, name: str) -> Self:
+        """Name a part of the computation."""
+        return replace(self, name=f"{self.name}/{name}")
+
+    def probing(self, steps: int) -> Self:
+        """Run a few steps for their memory alone."""
+        return replace(self, probe=steps, store=None, progress=silent, capture=False)
+
+    @contextlib.contextmanager
+    def numerics(self) -> Iterator[None]:
+        """Set the precision of matrix units, deterministic kernels and differentiable attention, and restore them."""
+        before = (
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cudnn.benchmark,
+            torch.are_deterministic_algorithms_enabled(),
+        )
+        fast = self.precision != "float32"
+        _set_numerics(fast, fast, not self.deterministic, self.deterministic)
+        try:
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                yield
+        finally:
+            _set_numerics(*before)
+
+
+def _set_numerics(matmul_tf32: bool, cudnn_tf32: bool, benchmark: bool, deterministic: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
+    torch.backends.cudnn.allow_tf32 = cudnn_tf32
+    torch.backends.cudnn.benchmark = benchmark
+    torch.use_deterministic_algorithms(deterministic)

@@ -1,0 +1,74 @@
+"""Files that are whole or not there: everything is written beside its place and then moved into it."""
+
+import errno
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from gradveil.errors import RecordError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a crash, a full disk or a second writer never leaves half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _cannot_write(path: Path, error: OSError) -> RecordError:
+    if error.errno == errno.ENOSPC:
+        return RecordError(f"the disk is full, so {path} was not written; free some space and run again to resume")
+    return RecordError(f"{path} cannot be written ({error.strerror}); choose another folder")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFolder:
+    """A folder of named tensor states, one safetensors file each; keeps unfinished computations.
+
+    Args:
+        path: of the folder; it is made when the first state is saved.
+    """
+
+    path: Path
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        """Return what was saved under a name, None if nothing was or it cannot be read."""
+        file = self._file(name)
+        try:
+            return load_tensors(file.read_bytes()) if file.exists() else None
+        except SafetensorError:
+            return None
+
+    def save(self, name: str, state: dict[str, Tensor]) -> None:
+        """Keep a state."""
+        content = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+        write_atomically(self._file(name), save_tensors(content))
+
+    def clear(self) -> None:
+        """Remove all states and the folder."""
+        for file in self.path.glob("*.safetensors"):
+            file.unlink()
+        if self.path.exists() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def _file(self, name: str) -> Path:
+        return self.path / f"{name.replace('/', '_')}.safetensors"
