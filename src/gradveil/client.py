@@ -15,6 +15,7 @@ from gradveil.types import (
     Auxiliary,
     Batch,
     Evidence,
+    Gradients,
     Knowledge,
     LocalTraining,
     LossFn,
@@ -104,16 +105,12 @@ def step(
     """
     check(batch)
     streams = streams.bind(batch.victims)
-    protected = Protected.unchanged(batch)
-    for defense in client.data_defenses:
-        protected = defense.protect(protected, pool=client.pool, streams=streams)
-
     names = trainable(_sent(client))
     trained = local_update(
-        protected,
+        protect_data(batch, client, streams=streams),
         client.local,
-        model=_wrapped(client, client.model, server_side=None),
-        loss=_loss(client),
+        model=client_model(client),
+        loss=client_loss(client),
         names=names,
         mode=client.mode,
         step_defense=client.step_defense,
@@ -123,10 +120,7 @@ def step(
         streams=streams,
         runtime=runtime or Runtime(precision="float32"),
     )
-    update = trained.update
-    for update_defense in client.update_defenses:
-        update = update_defense.apply(update, streams=streams)
-
+    update = protect_update(trained.update, client, streams=streams)
     observation = Observation(
         model=_sent(client),
         mode=client.mode,
@@ -175,23 +169,43 @@ def check(batch: Batch) -> None:
         raise DataError(f"class labels must be int64 and at least 0, got {labels.dtype} from {labels.min()}")
 
 
-def _sent(client: Client) -> nn.Module:
-    """Return the network as the server sends it."""
-    return _wrapped(client, client.model, server_side=True)
+def protect_data(batch: Batch, client: Client, *, streams: Streams) -> Protected:
+    """Apply the data defenses."""
+    protected = Protected.unchanged(batch)
+    for defense in client.data_defenses:
+        protected = defense.protect(protected, pool=client.pool, streams=streams)
+    return protected
 
 
-def _wrapped(client: Client, model: nn.Module, *, server_side: bool | None) -> nn.Module:
+def protect_update(update: Gradients, client: Client, *, streams: Streams) -> Gradients:
+    """Apply the update defenses."""
+    for defense in client.update_defenses:
+        update = defense.apply(update, streams=streams)
+    return update
+
+
+def client_model(client: Client) -> nn.Module:
+    """Return the network as the client trains it, with every model defense."""
+    model = client.model
     for defense in client.model_defenses:
-        if server_side is None or defense.server_side == server_side:
-            model = defense.wrap(model)
+        model = defense.wrap(model)
     return model
 
 
-def _loss(client: Client) -> LossFn:
+def client_loss(client: Client) -> LossFn:
+    """Return the loss as the client trains it, with every model defense."""
     loss = client.loss
     for defense in client.model_defenses:
         loss = defense.wrap_loss(loss)
     return loss
+
+
+def _sent(client: Client) -> nn.Module:
+    """Return the network as the server sends it."""
+    model = client.model
+    for defense in client.model_defenses:
+        model = defense.wrap(model) if defense.server_side else model
+    return model
 
 
 def _private(client: Client, streams: Streams) -> dict[str, Tensor]:

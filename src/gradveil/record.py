@@ -188,7 +188,7 @@ def write(record: Record, folder: Path, *, images: Mapping[str, npt.NDArray[np.u
     """Write `record.json`, after the images beside it (uint8 arrays (V, B, C, H, W)); the record comes last."""
     if images:
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **images)
+        np.savez_compressed(buffer, allow_pickle=False, **dict(images))
         write_atomically(folder / "images.npz", buffer.getvalue())
         record = dataclasses.replace(record, images="images.npz")
     text = json.dumps(dataclasses.asdict(record), indent=1, allow_nan=True)
@@ -203,11 +203,12 @@ def read(folder: Path) -> Record:
         found = content.get("format")
         if found != FORMAT:
             raise RecordError(f"{file} has format {found}, this version reads {FORMAT}; run the audit again")
-        return _build(Record, content)
+        record: Record = _build(Record, content)
     except FileNotFoundError as error:
         raise RecordError(f"there is no record at {file}; name a run folder of `gradveil audit`") from error
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError) as error:
         raise RecordError(f"{file} is not a record of GradVeil ({error}); run the audit again") from error
+    return record
 
 
 def read_images(folder: Path, record: Record) -> dict[str, npt.NDArray[np.uint8]]:
