@@ -1,0 +1,158 @@
+"""One step of training, made of the parts of the client's step with a single victim."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gradveil.client import Client, client_loss, client_model, protect_data, protect_update
+from gradveil.defenses import StepDefense
+from gradveil.engine import GradientFunction, Trial, gradient_function, trainable
+from gradveil.models._recipe import Training
+from gradveil.streams import Streams
+from gradveil.types import Batch, Gradients, LossFn, Protected, State
+
+Differentiate: TypeAlias = Callable[[Protected, Streams], tuple[Tensor, Gradients]]
+"""What the model sees to the loss () and one (1, *shape) gradient per trained parameter; moves running statistics."""
+
+
+class ProtectedStep:
+    """Puts the protected gradient of a batch where the optimizer looks for it.
+
+    Args:
+        client: whose defenses protect the step.
+        network: the client's network, from `client_network`; its parameters receive gradients, its buffers move.
+        training: number format, layout and compilation.
+    """
+
+    def __init__(self, client: Client, network: nn.Module, *, training: Training) -> None:
+        sent = client_model(replace(client, defenses=tuple(d for d in client.model_defenses if d.server_side)))
+        leaving = set(trainable(sent))
+        names = trainable(network)
+        self._client = client
+        self._parameters = [network.get_parameter(name) for name in names]
+        self._shared = [i for i, name in enumerate(names) if name in leaving]
+        self._differentiate = _differentiate(client, network, training)
+
+    def __call__(self, batch: Batch, *, streams: Streams) -> Tensor:
+        """Set the gradients of one step, and return the loss ()."""
+        data = protect_data(batch, self._client, streams=streams)
+        loss, found = self._differentiate(data, streams)
+
+        gradients = list(found)
+        leaving = tuple(found[i] for i in self._shared)
+        for i, gradient in zip(self._shared, protect_update(leaving, self._client, streams=streams), strict=True):
+            gradients[i] = gradient
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient[0]
+        return loss
+
+
+def client_network(client: Client, *, streams: Streams) -> nn.Module:
+    """Make the network that the client trains, with the private tensors of its model defenses filled in."""
+    network = client_model(client)
+    tensors = network.state_dict()
+    for defense in client.model_defenses:
+        for name, private in defense.start(client.model, streams=streams).items():
+            tensors[name].copy_(private[0])
+    return network
+
+
+def smoothed(loss: LossFn, amount: float) -> LossFn:
+    """Return a loss whose labels are spread a little over all classes.
+
+    Example:
+        >>> of = smoothed(nn.functional.cross_entropy, 0.1)
+        >>> outputs, labels = torch.tensor([[1.0, 2.0]]), torch.tensor([1])
+        >>> of(outputs, labels) == nn.functional.cross_entropy(outputs, labels, label_smoothing=0.1)
+        tensor(True)
+    """
+    if amount == 0:
+        return loss
+
+    def of(outputs: Tensor, labels: Tensor) -> Tensor:
+        classes = outputs.shape[-1]
+        hard = labels if labels.ndim > 1 else labels[:, None] == torch.arange(classes, device=labels.device)
+        return loss(outputs, hard.to(outputs.dtype) * (1 - amount) + amount / classes)
+
+    return of
+
+
+def _differentiate(client: Client, network: nn.Module, training: Training) -> Differentiate:
+    if client.step_defense is None:
+        return _dense(client, network, training)
+    return _defended(client.step_defense, client, network, training)
+
+
+def _dense(client: Client, network: nn.Module, training: Training) -> Differentiate:
+    """Differentiate by plain autograd."""
+    loss = client_loss(client)
+    parameters = [network.get_parameter(name) for name in trainable(network)]
+    device = parameters[0].device.type
+    run = torch.compile(network) if training.compile and device == "cuda" else network
+    layout = torch.channels_last if training.channels_last else torch.preserve_format
+
+    def differentiate(data: Protected, _streams: Streams) -> tuple[Tensor, Gradients]:
+        inputs = data.inputs[0].to(memory_format=layout)
+        with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bf16"):
+            outputs = run(inputs)
+        value = loss(outputs.to(inputs.dtype), data.labels[0])
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        return value.detach(), tuple(gradient[None] for gradient in gradients)
+
+    return differentiate
+
+
+def _defended(defense: StepDefense, client: Client, network: nn.Module, training: Training) -> Differentiate:
+    """Let a step defense compute the gradient; the function it uses is made at the first step and kept."""
+    loss = client_loss(client)
+    kept: list[GradientFunction] = []
+
+    def differentiate(data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
+        if not kept:
+            kept.append(_gradient_function(network, loss, data, training))
+        result = defense.gradient(kept[0], data, sensitive=None, streams=streams)
+        value = _loss_without_traces(network, loss, result.protected)
+        _move_statistics(network, result.buffers)
+        return value, tuple(gradient.detach() for gradient in result.gradients)
+
+    return differentiate
+
+
+def _gradient_function(network: nn.Module, loss: LossFn, data: Protected, training: Training) -> GradientFunction:
+    classes = int(_outputs_without_traces(network, data).shape[-1])
+    return gradient_function(
+        network,
+        loss,
+        names=trainable(network),
+        mode="train",
+        precision=training.precision,
+        trial=Trial.like(data.inputs[0], classes),
+    )
+
+
+def _loss_without_traces(network: nn.Module, loss: LossFn, data: Protected) -> Tensor:
+    """Return the loss on what the model saw, which a step defense does not tell."""
+    return loss(_outputs_without_traces(network, data), data.labels[0])
+
+
+@torch.no_grad()
+def _outputs_without_traces(network: nn.Module, data: Protected) -> Tensor:
+    """Run the network in train mode, with copies of its running statistics."""
+    copies = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    outputs: Tensor = functional_call(network, copies, (data.inputs[0],))
+    return outputs
+
+
+@torch.no_grad()
+def _move_statistics(network: nn.Module, buffers: State) -> None:
+    """Take over the running statistics (1, *shape) of a step in place, and count it."""
+    for name, buffer in buffers.items():
+        network.get_buffer(name).copy_(buffer[0])
+    for path in {name.rpartition(".")[0] for name in buffers}:
+        counter = getattr(network.get_submodule(path), "num_batches_tracked", None)
+        if isinstance(counter, Tensor):
+            counter.add_(1)
