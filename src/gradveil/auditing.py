@@ -1,0 +1,246 @@
+"""The audit: step, attack, align, score. Here, and only here, the truth meets the guess."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from gradveil._scoring import Reference, identification, score
+from gradveil.attacks import Attack
+from gradveil.client import Client, Step, step
+from gradveil.defenses import Defense
+from gradveil.engine import Runtime
+from gradveil.metrics import PSNR, RMSE, SSIM, Metric, RegisteredPSNR, View, align, aligned_label_accuracy, arrange
+from gradveil.record import Identification, Scores
+from gradveil.streams import Streams
+from gradveil.types import (
+    Auxiliary,
+    Batch,
+    Gradients,
+    Knowledge,
+    LocalTraining,
+    LossFn,
+    Mode,
+    Observation,
+    Reconstruction,
+    State,
+)
+
+STANDARD_METRICS: tuple[Metric, ...] = (PSNR(), SSIM(), RegisteredPSNR(), RMSE())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How guesses are judged.
+
+    Args:
+        metrics: to score with.
+        reference: images of the same data set, for decoys and null guesses; None judges without them.
+        decoys: candidates beside the private image in identification.
+        extractor: features to identify in, beside pixels, blurred pixels and correlation; None for none.
+        null_victims: victims whose update is also replaced by a random one of the same norm.
+        null_draws: other images of the class drawn per sample.
+    """
+
+    metrics: tuple[Metric, ...] = STANDARD_METRICS
+    reference: Reference | None = None
+    decoys: int = 1000
+    extractor: View | None = None
+    null_victims: int = 8
+    null_draws: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The result of an audit.
+
+    Args:
+        step: both sides of the wall.
+        attack: that was run.
+        guess: (V, B', ...) in the order of what the model saw.
+        truth: (V, B', C, H, W) the private image behind each of them; of a mixture, the heaviest.
+        labels: (V, B') their classes.
+        scores: by metric.
+        identification: by view.
+        label_accuracy: (V,), None if labels were granted or not guessed.
+        ratios: ||gradient|| / ||perturbation||, (V,) by parameter; empty if nothing was perturbed.
+        seconds: by stage.
+        runtime: how it ran.
+    """
+
+    step: Step
+    attack: Attack
+    guess: Reconstruction
+    truth: Tensor
+    labels: Tensor
+    scores: Mapping[str, Scores]
+    identification: Mapping[str, Identification]
+    label_accuracy: Tensor | None
+    ratios: Mapping[str, Tensor]
+    seconds: Mapping[str, float]
+    runtime: Runtime = field(default_factory=Runtime)
+
+
+def audit(
+    batch: Batch,
+    model: nn.Module,
+    loss: LossFn,
+    *,
+    attack: Attack,
+    defenses: Sequence[Defense] = (),
+    metrics: Sequence[Metric] = STANDARD_METRICS,
+    knowledge: Knowledge = Knowledge.NOTHING,
+    seed: int = 0,
+    local: LocalTraining | None = None,
+    mode: Mode = "eval",
+    reference: Reference | None = None,
+    auxiliary: Auxiliary | None = None,
+    pool: Tensor | None = None,
+    parameters: State | None = None,
+    buffers: State | None = None,
+    runtime: Runtime | None = None,
+) -> Audit:
+    """Let V clients share one protected update each, attack them, and score what came out.
+
+    Args:
+        batch: private data (V, B, C, H, W) in [0, 1] and labels.
+        model: your own network; wrap it by `gradveil.normalized` if it was trained on standardized pixels.
+        loss: of the outputs and labels of one client.
+        attack: the adversary.
+        defenses: in use at the clients.
+        metrics: to score with.
+        knowledge: granted to the adversary beyond the model and the update.
+        seed: of all randomness.
+        local: the clients' training; one plain gradient by default.
+        mode: of batch norm while training.
+        reference: images of the same data set, for identification and null guesses.
+        auxiliary: public material for the adversary.
+        pool: further images that a data defense may draw from.
+        parameters: (V, *shape) weights by name, where the clients' models differ.
+        buffers: (V, *shape) buffers by name, where they differ.
+        runtime: precision, chunk, progress, checkpoints.
+
+    Example:
+        >>> from gradveil.attacks import InvertingGradients
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Sigmoid(), nn.Linear(4, 3))
+        >>> batch = Batch(torch.rand(2, 1, 1, 4, 4), torch.tensor([[0], [2]]))
+        >>> result = audit(batch, model, nn.functional.cross_entropy, attack=InvertingGradients(steps=5))
+        >>> result.guess.inputs.shape
+        torch.Size([2, 1, 1, 4, 4])
+    """
+    client = Client(
+        model=model,
+        loss=loss,
+        defenses=tuple(defenses),
+        local=local or LocalTraining(),
+        mode=mode,
+        pool=pool,
+    )
+    runtime, seconds = runtime or Runtime(), {}
+    began = time.monotonic()
+    taken = step(
+        batch,
+        client,
+        streams=Streams(seed=seed, purpose="client"),
+        knowledge=knowledge,
+        auxiliary=auxiliary,
+        parameters=parameters,
+        buffers=buffers,
+    )
+    seconds["client"] = time.monotonic() - began
+    began = time.monotonic()
+    guess = attack(taken.observation, streams=Streams(seed=seed, purpose="attack"), runtime=runtime)
+    seconds["attack"] = time.monotonic() - began
+    judging = Judging(metrics=tuple(metrics), reference=reference)
+    result = judge_guess(taken, attack, guess, judging=judging, seed=seed, runtime=runtime)
+    return replace(result, seconds={**seconds, **result.seconds})
+
+
+def judge_guess(
+    taken: Step, attack: Attack, guess: Reconstruction, *, judging: Judging, seed: int, runtime: Runtime
+) -> Audit:
+    """Bring a guess into the order of what the model saw, and score it beside the null lines."""
+    began = time.monotonic()
+    evidence = taken.evidence
+    seen = evidence.protected.inputs.clamp(0, 1)
+    order = align(guess.inputs, seen)
+    guess = replace(guess, inputs=arrange(guess.inputs, order))
+    heaviest = evidence.protected.origin.gather(2, evidence.protected.weights.argmax(2, keepdim=True)).squeeze(2)
+    rows = torch.arange(len(seen), device=seen.device)[:, None]
+    truth, labels = evidence.batch.inputs[rows, heaviest], _classes(evidence.batch.labels)[rows, heaviest]
+
+    null = _random_gradient_guess(taken, attack, judging, seed=seed, runtime=runtime)
+    streams = Streams(seed=seed, purpose="null").bind(len(seen))
+    nulls = (
+        judging.reference.null_guesses(truth, labels, draws=judging.null_draws, streams=streams)
+        if judging.reference
+        else {}
+    )
+    if null is not None:
+        nulls["random-gradient"] = arrange(null.inputs, align(null.inputs, seen[: judging.null_victims]))
+    accuracy = None
+    if guess.labels is not None and Knowledge.LABELS not in taken.observation.knowledge:
+        accuracy = aligned_label_accuracy(guess.labels, evidence.protected.labels, order)
+    return Audit(
+        step=taken,
+        attack=attack,
+        guess=guess,
+        truth=truth,
+        labels=labels,
+        scores=score(judging.metrics, guess.inputs, truth=truth, seen=seen, nulls=nulls),
+        identification=identification(
+            guess.inputs,
+            truth=truth,
+            nulls=nulls,
+            reference=judging.reference,
+            decoys=judging.decoys,
+            extractor=judging.extractor,
+            streams=streams,
+        ),
+        label_accuracy=accuracy,
+        ratios=perturbation_ratios(taken.observation.names, evidence.clean, evidence.update),
+        seconds={"judge": time.monotonic() - began},
+        runtime=runtime,
+    )
+
+
+def perturbation_ratios(names: Sequence[str], clean: Gradients, shared: Gradients) -> dict[str, Tensor]:
+    """Return ||gradient|| / ||perturbation|| of each parameter, (V,); empty where nothing was perturbed.
+
+    Example:
+        >>> perturbation_ratios(["w"], (torch.tensor([[3.0, 4.0]]),), (torch.tensor([[3.0, 5.0]]),))
+        {'w': tensor([5.])}
+    """
+    ratios = {}
+    for name, before, after in zip(names, clean, shared, strict=True):
+        perturbation = (after - before).flatten(1).norm(dim=1)
+        if bool((perturbation > 0).any()):
+            ratios[name] = before.flatten(1).norm(dim=1) / perturbation
+    return ratios
+
+
+def _random_gradient_guess(
+    taken: Step, attack: Attack, judging: Judging, *, seed: int, runtime: Runtime
+) -> Reconstruction | None:
+    """Run the attack on updates that hold no image: random ones, each tensor of the norm that the real one has."""
+    if judging.null_victims == 0 or judging.reference is None:
+        return None
+    some = taken.observation.select(slice(0, judging.null_victims))
+    streams = Streams(seed=seed, purpose="random-gradient").bind(some.victims)
+    observation = replace(some, update=_random_like(some, streams))
+    return attack(observation, streams=Streams(seed=seed, purpose="null-attack"), runtime=runtime.named("null"))
+
+
+def _random_like(observation: Observation, streams: Streams) -> Gradients:
+    noise = []
+    for number, tensor in enumerate(observation.update):
+        drawn = streams.normal(f"update/{number}", tensor.shape[1:], like=tensor).flatten(1)
+        scale = tensor.flatten(1).norm(dim=1) / drawn.norm(dim=1)
+        noise.append((drawn * scale[:, None]).view_as(tensor))
+    return tuple(noise)
+
+
+def _classes(labels: Tensor) -> Tensor:
+    return labels.argmax(2) if labels.ndim == 3 else labels
