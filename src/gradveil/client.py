@@ -148,6 +148,29 @@ def step(
     return Step(observation=observation, evidence=evidence)
 
 
+def observe(
+    batch: Batch,
+    model: nn.Module,
+    loss: LossFn,
+    *,
+    defenses: Sequence[Defense] = (),
+    knowledge: Knowledge = Knowledge.NOTHING,
+    local: LocalTraining | None = None,
+    mode: Mode = "eval",
+    seed: int = 0,
+) -> Observation:
+    """Return what an adversary sees of V clients that share one protected update each.
+
+    Example:
+        >>> batch = Batch(torch.rand(3, 1, 1, 4, 4), torch.zeros(3, 1, dtype=torch.long))
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+        >>> observe(batch, model, nn.functional.cross_entropy).victims
+        3
+    """
+    client = Client(model=model, loss=loss, defenses=tuple(defenses), local=local or LocalTraining(), mode=mode)
+    return step(batch, client, streams=Streams(seed=seed, purpose="client"), knowledge=knowledge).observation
+
+
 def check(batch: Batch) -> None:
     """Refuse a batch of the wrong shape, format or range, in one sentence."""
     inputs, labels = batch.inputs, batch.labels

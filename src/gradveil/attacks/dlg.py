@@ -10,7 +10,7 @@ from gradveil.attacks._base import Attack
 from gradveil.attacks._objectives import squared_distance
 from gradveil.attacks._priors import ImageSpace, Start
 from gradveil.attacks._restarts import keep_best
-from gradveil.engine import LBFGS, Runtime, Variable, minimize, observed_gradient_function
+from gradveil.engine import LBFGS, Runtime, Variable, matching, minimize
 from gradveil.streams import Streams
 from gradveil.types import Observation, Paper, Reconstruction
 
@@ -57,7 +57,7 @@ class DLG(Attack):
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
         seen, streams = observation.repeat(self.restarts), streams.repeat(self.restarts)
-        space, gradients = ImageSpace.of(seen), observed_gradient_function(seen, precision=runtime.precision)
+        space, match = ImageSpace.of(seen), matching(seen, precision=runtime.precision)
         variables = [Variable(start=space.start(self.start, streams, tile=self.tile))]
         if seen.labels is None:
             logits = streams.normal("labels", (seen.input_shape[0], seen.num_classes), like=seen.update[0])
@@ -67,8 +67,8 @@ class DLG(Attack):
             return values[1].softmax(-1) if seen.labels is None else seen.labels
 
         def objective(values: tuple[Tensor, ...]) -> Tensor:
-            trial = gradients(space.pixels(values[0]), labels_of(values)).gradients
-            return squared_distance(trial, seen.update)
+            trial = match.gradients(space.pixels(values[0]), labels_of(values))
+            return squared_distance(trial, match.target)
 
         optimizer = LBFGS(lr=self.lr, inner=self.inner, history=self.history)
         found = minimize(objective, variables, optimizer=optimizer, steps=self.steps, runtime=runtime)

@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from gradveil.attacks._base import Attack
 from gradveil.attacks._labels import idlg
-from gradveil.attacks._objectives import cosine_distance
+from gradveil.attacks._objectives import cosine_distance, unit
 from gradveil.attacks._priors import ImageSpace, Start, total_variation
 from gradveil.attacks._restarts import keep_best
-from gradveil.engine import Adam, Runtime, Variable, minimize, observed_gradient_function
+from gradveil.engine import Adam, Runtime, Variable, matching, minimize
 from gradveil.streams import Streams
 from gradveil.types import Observation, Paper, Reconstruction
 
@@ -58,7 +58,8 @@ class InvertingGradients(Attack):
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
         seen, streams = observation.repeat(self.restarts), streams.repeat(self.restarts)
-        space, gradients = ImageSpace.of(seen), observed_gradient_function(seen, precision=runtime.precision)
+        space, match = ImageSpace.of(seen), matching(seen, precision=runtime.precision)
+        target = unit(match.target)
         low, high = space.box() if self.boxed else (None, None)
         variables = [Variable(start=space.start(self.start, streams), signed=self.signed, low=low, high=high)]
         known = seen.labels
@@ -72,8 +73,8 @@ class InvertingGradients(Attack):
             return values[1].softmax(-1) if known is None else known
 
         def objective(values: tuple[Tensor, ...]) -> Tensor:
-            trial = gradients(space.pixels(values[0]), labels_of(values)).gradients
-            return cosine_distance(trial, seen.update) + self.tv * total_variation(values[0])
+            trial = match.gradients(space.pixels(values[0]), labels_of(values))
+            return cosine_distance(trial, target) + self.tv * total_variation(values[0])
 
         found = minimize(
             objective, variables, optimizer=Adam(lr=self.lr), steps=self.steps, decay=True, runtime=runtime

@@ -6,14 +6,14 @@ from gradveil.engine.gradients import (
     GradientFunction,
     Trial,
     gradient_function,
-    observed_gradient_function,
     stacked_gradients,
     trainable,
 )
 from gradveil.engine.lbfgs import LBFGS
+from gradveil.engine.matching import Matching, matching
 from gradveil.engine.minimize import Minimum, Variable, minimize
 from gradveil.engine.normalization import Standardize, find_normalization, normalized
-from gradveil.engine.optimizers import SGD, Adam, Optimizer
+from gradveil.engine.optimizers import SGD, Adam, Optimizer, spread
 from gradveil.engine.runtime import Precision, Progress, Runtime, Store
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Adam",
     "Evaluation",
     "GradientFunction",
+    "Matching",
     "Minimum",
     "Optimizer",
     "Precision",
@@ -34,9 +35,10 @@ __all__ = [
     "find_normalization",
     "gradient_function",
     "in_chunks",
+    "matching",
     "minimize",
     "normalized",
-    "observed_gradient_function",
+    "spread",
     "stacked_gradients",
     "trainable",
 ]

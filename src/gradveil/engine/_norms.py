@@ -1,4 +1,4 @@
-"""Batch norm in train mode, without touching anybody's running statistics."""
+"""Norms of many victims: differentiable twice, and without touching anybody's running statistics."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,32 +8,39 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gradveil.errors import UnsupportedModelError
 
-class BatchNormMode(TorchFunctionMode):
-    """Computes train-mode batch norm by hand and keeps the new running statistics aside.
+
+class NormMode(TorchFunctionMode):
+    """Computes norms inside `vmap`, and keeps the new running statistics of batch norm aside.
+
+    The weights of layer and instance norms are applied outside of them: inside, the rule of `vmap` for the gradient of
+    a weight takes mean and deviation for constants, and the second derivative comes out wrong.
 
     Args:
-        victims: number of victims merged into the batch axis; None inside `vmap`, where there is one.
         names: of the running statistics, by the identity of their tensors.
     """
 
-    def __init__(self, victims: int | None, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
-        self._victims = victims
         self._names = names
         self.updated: dict[str, Tensor] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take over batch norm in train mode; let everything else pass."""
+        """Take over the norms; let everything else pass."""
+        kwargs = kwargs or {}
+        if func is F.layer_norm:
+            return _layer_norm(*args, **kwargs)
+        if func is F.instance_norm:
+            return _instance_norm(*args, **kwargs)
         if func is F.batch_norm:
-            call = batch_norm_arguments(*args, **(kwargs or {}))
+            call = batch_norm_arguments(*args, **kwargs)
             if call["training"]:
-                normalized, updates = normalize_batch(call, victims=self._victims)
-                self.updated |= {self._names[key]: value for key, value in updates.items() if key in self._names}
+                normalized = normalize_batch(call, victims=None, names=self._names, updated=self.updated)
                 return affine(normalized, call["weight"], call["bias"])
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def batch_norm_arguments(
@@ -50,27 +57,36 @@ def batch_norm_arguments(
     return dict(locals())
 
 
-def normalize_batch(call: Mapping[str, Any], *, victims: int | None) -> tuple[Tensor, dict[int, Tensor]]:
+def normalize_batch(
+    call: Mapping[str, Any], *, victims: int | None, names: Mapping[int, str], updated: dict[str, Tensor]
+) -> Tensor:
     """Standardize each victim's batch by its own statistics.
 
-    Returns:
-        The input standardized, and the new running statistics by the identity of the old ones; (V, C) if victims
-        are merged in the batch axis, (C,) otherwise.
+    Args:
+        call: the arguments of batch norm.
+        victims: number of victims merged into the batch axis; None for one alone.
+        names: of the running statistics, by the identity of their tensors.
+        updated: receives the new ones by name, (V, C) if victims are merged, (C,) otherwise; a norm that runs twice
+            moves its statistics twice.
     """
     inputs: Tensor = call["input"]
     stacked = inputs.unflatten(0, (victims or 1, -1))
     axes = [1, *range(3, stacked.ndim)]
     mean, variance = stacked.mean(axes, keepdim=True), stacked.var(axes, correction=0, keepdim=True)
-    normalized = ((stacked - mean) * torch.rsqrt(variance + call["eps"])).flatten(0, 1)
 
-    count = stacked[0].numel() / stacked.shape[2]
-    unbiased = variance * (count / max(count - 1, 1))
-    updates = {}
+    count = stacked[0].numel() // stacked.shape[2]
+    if count == 1:
+        raise UnsupportedModelError(
+            "batch norm in train mode needs more than one value per channel, got one; use more samples or eval mode"
+        )
+    unbiased = variance * (count / (count - 1))
     for old, new in ((call["running_mean"], mean), (call["running_var"], unbiased)):
-        if old is not None:
+        name = names.get(id(old))
+        if name is not None:
             fresh = new.detach().flatten(1) if victims else new.detach().flatten()
-            updates[id(old)] = (1 - call["momentum"]) * old + call["momentum"] * fresh
-    return normalized, updates
+            updated[name] = (1 - call["momentum"]) * updated.get(name, old) + call["momentum"] * fresh
+    normalized: Tensor = (stacked - mean) * torch.rsqrt(variance + call["eps"])
+    return normalized.flatten(0, 1)
 
 
 def affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -78,3 +94,29 @@ def affine(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Te
     shape = (1, -1, *[1] * (normalized.ndim - 2))
     scaled = normalized if weight is None else normalized * weight.view(shape)
     return scaled if bias is None else scaled + bias.view(shape)
+
+
+def _layer_norm(
+    input: Tensor,  # noqa: A002 - the name torch gives it
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    normalized = F.layer_norm(input, normalized_shape, eps=eps)
+    scaled = normalized if weight is None else normalized * weight
+    return scaled if bias is None else scaled + bias
+
+
+def _instance_norm(
+    input: Tensor,  # noqa: A002 - the name torch gives it
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    normalized = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
+    return affine(normalized, weight, bias)

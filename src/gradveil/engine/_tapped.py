@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from gradveil.engine._norms import affine, batch_norm_arguments, normalize_batch
-from gradveil.engine._vmapped import autocast, module_mode, without_fast_attention
-from gradveil.engine.convolution import Geometry, weight_gradient
+from gradveil.engine._vmapped import autocast, module_mode, without_fast_attention, written_buffers
+from gradveil.engine.convolution import convolution, weight_gradient
 from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.geometry import Geometry
 from gradveil.engine.runtime import Precision
-from gradveil.types import LossFn, Mode
+from gradveil.types import LossFn, Mode, State
 
 Rule: TypeAlias = Callable[[Tensor], Tensor]
 """From the gradient at a layer's output, (N, ...), to the (V, *shape) gradient of one of its parameters."""
@@ -36,29 +37,29 @@ class TappedGradients:
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Differentiate V victims with inputs (V, B, ...) and labels (V, B) or (V, B, K)."""
-        create_graph = torch.is_grad_enabled() and inputs.requires_grad
-        taps = _Taps(self._model, len(inputs))
+        create_graph = torch.is_grad_enabled() and (inputs.requires_grad or labels.requires_grad)
+        buffers = dict(self._model.named_buffers())
+        own = {**buffers, **written_buffers(buffers, self._mode)}
+        taps = _Taps(self._model, self._names, own, len(inputs))
         with contextlib.ExitStack() as stack:
             stack.enter_context(module_mode(self._model, self._mode))
             stack.enter_context(without_fast_attention())
             stack.enter_context(torch.enable_grad())
             with taps, autocast(self._precision, inputs):
-                merged = functional_call(self._model, self._counters(), (_start(inputs).flatten(0, 1),))
+                merged = functional_call(self._model, own, (_merged(inputs),))
             outputs = merged.to(inputs.dtype).unflatten(0, inputs.shape[:2])
             losses = vmap(self._loss)(outputs, labels)
             gradients = taps.gradients(losses.sum(), create_graph=create_graph)
+        if not create_graph:
+            losses, outputs = losses.detach(), outputs.detach()
         return Evaluation(
             tuple(self._of(name, gradients, inputs) for name in self._names), losses, outputs, taps.buffers
         )
 
-    def _counters(self) -> dict[str, Tensor]:
-        # Modules count batches in place; a copy keeps that away from the caller's model.
-        return {name: buffer.clone() for name, buffer in self._model.named_buffers() if buffer.dtype == torch.long}
-
     def _of(self, name: str, gradients: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         if name in gradients:
             return gradients[name].to(inputs.dtype)
-        return torch.zeros((len(inputs), *self._model.get_parameter(name).shape)).to(inputs)
+        return inputs.new_zeros((len(inputs), *self._model.get_parameter(name).shape))
 
 
 def _start(inputs: Tensor) -> Tensor:
@@ -66,14 +67,20 @@ def _start(inputs: Tensor) -> Tensor:
     return inputs if inputs.requires_grad else inputs.detach().requires_grad_()
 
 
+def _merged(inputs: Tensor) -> Tensor:
+    """Merge victims and samples; with channels last on a GPU, whose convolutions and matrix products want it so."""
+    merged = _start(inputs).flatten(0, 1)
+    return merged.contiguous(memory_format=torch.channels_last) if merged.is_cuda and merged.ndim == 4 else merged
+
+
 class _Taps(TorchFunctionMode):
     """Runs layers with constant weights and keeps a rule for the gradient of each parameter."""
 
-    def __init__(self, model: nn.Module, victims: int) -> None:
+    def __init__(self, model: nn.Module, names: tuple[str, ...], buffers: State, victims: int) -> None:
         super().__init__()
         self._victims = victims
-        self._parameters = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._statistics = {id(buffer): name for name, buffer in model.named_buffers()}
+        self._parameters = {id(model.get_parameter(name)): name for name in names}
+        self._statistics = {id(buffer): name for name, buffer in buffers.items()}
         self._outputs: list[Tensor] = []
         self._rules: list[dict[str, Rule]] = []
         self.buffers: dict[str, Tensor] = {}
@@ -81,24 +88,30 @@ class _Taps(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take over the layers; refuse a parameter in any other place."""
+        """Take over the layers; refuse a parameter in any other place, but let its shape or format be read."""
         kwargs = kwargs or {}
         layer = _LAYERS.get(func)
         if layer is not None:
             return layer(self, *args, **kwargs)
-        if any(id(leaf) in self._parameters for leaf in tree_leaves((args, kwargs))):
+        if kwargs.get("inplace"):
+            # An activation in place would overwrite the output by which the layer before it is differentiated.
+            kwargs = {**kwargs, "inplace": False}
+        result = func(*args, **kwargs)
+        enters = any(id(leaf) in self._parameters for leaf in tree_leaves((args, kwargs)))
+        if enters and any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
             raise NotTappableError(f"a parameter enters {getattr(func, '__name__', func)}")
-        return func(*args, **kwargs)
+        return result
 
     def gradients(self, loss: Tensor, *, create_graph: bool) -> dict[str, Tensor]:
         """Differentiate by the output of each layer, and apply the rules."""
         found: dict[str, Tensor] = {}
         deltas = torch.autograd.grad(loss, self._outputs, create_graph=create_graph, allow_unused=True)
-        for delta, rules in zip(deltas, self._rules, strict=True):
-            for name, rule in rules.items():
-                if delta is not None:
-                    gradient = rule(delta)
-                    found[name] = found[name] + gradient if name in found else gradient
+        with torch.set_grad_enabled(create_graph):
+            for delta, rules in zip(deltas, self._rules, strict=True):
+                for name, rule in rules.items():
+                    if delta is not None:
+                        gradient = rule(delta)
+                        found[name] = found[name] + gradient if name in found else gradient
         return found
 
     def stacked(self, tensor: Tensor) -> Tensor:
@@ -108,7 +121,7 @@ class _Taps(TorchFunctionMode):
         return tensor.reshape(self._victims, -1, *tensor.shape[1:])
 
     def keep(self, output: Tensor, rules: Mapping[Tensor | None, Rule]) -> Tensor:
-        """Remember a layer's output and the rules of those of its parameters that the model owns."""
+        """Remember a layer's output and the rules of those of its parameters that are differentiated by."""
         owned = {self._parameters[id(p)]: rule for p, rule in rules.items() if id(p) in self._parameters}
         if owned:
             self._outputs.append(output)
@@ -117,11 +130,11 @@ class _Taps(TorchFunctionMode):
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Tap a linear layer."""
-        output = F.linear(inputs, weight.detach(), _detached(bias))
-        seen = self.stacked(inputs).flatten(1, -2)
+        output = F.linear(inputs, _constant(weight), _constant(bias))
 
         def of_weight(delta: Tensor) -> Tensor:
-            return torch.einsum("vno,vni->voi", self.stacked(delta).flatten(1, -2), seen.to(delta.dtype))
+            seen = self.stacked(inputs).flatten(1, -2).to(delta.dtype)
+            return torch.einsum("vno,vni->voi", self.stacked(delta).flatten(1, -2), seen)
 
         def of_bias(delta: Tensor) -> Tensor:
             return self.stacked(delta).flatten(1, -2).sum(1)
@@ -139,13 +152,16 @@ class _Taps(TorchFunctionMode):
         groups: int = 1,
     ) -> Tensor:
         """Tap a two-dimensional convolution."""
-        output = F.conv2d(inputs, weight.detach(), _detached(bias), stride, padding, dilation, groups)
         geometry = Geometry.of(weight, stride, padding, dilation, groups)
         if geometry is None:
             raise NotTappableError("a convolution is padded more on one side than on the other")
+        inputs = _cast(inputs)
+        output = convolution(inputs, _cast(_constant(weight)), geometry)
+        if bias is not None:
+            output = output + _cast(_constant(bias)).view(-1, 1, 1)
 
         def of_weight(delta: Tensor) -> Tensor:
-            return weight_gradient(self.stacked(inputs).to(delta.dtype), self.stacked(delta), geometry)
+            return weight_gradient(self.stacked(inputs), self.stacked(delta), geometry)
 
         def of_bias(delta: Tensor) -> Tensor:
             return self.stacked(delta).sum((1, 3, 4))
@@ -155,14 +171,28 @@ class _Taps(TorchFunctionMode):
     def batch_norm(self, *args: Any, **kwargs: Any) -> Tensor:
         """Tap a batch norm, by running statistics or by each victim's own."""
         call = batch_norm_arguments(*args, **kwargs)
-        inputs, weight, bias = call["input"], call["weight"], call["bias"]
         if call["training"]:
-            normalized, updates = normalize_batch(call, victims=self._victims)
-            self.buffers |= {self._statistics[key]: value for key, value in updates.items()}
-        else:
-            scale = torch.rsqrt(call["running_var"] + call["eps"])
-            normalized = affine(inputs, scale, -call["running_mean"] * scale)
-        return self._scaled(normalized, weight, bias)
+            normalized = normalize_batch(call, victims=self._victims, names=self._statistics, updated=self.buffers)
+            return self._scaled(normalized, call["weight"], call["bias"])
+        return self._by_running_statistics(call["input"], call)
+
+    def _by_running_statistics(self, inputs: Tensor, call: Mapping[str, Any]) -> Tensor:
+        """Tap an eval-mode batch norm: one multiplication and one addition per pixel."""
+        weight, bias = call["weight"], call["bias"]
+        mean: Tensor = call["running_mean"]
+        inverse = torch.rsqrt(call["running_var"] + call["eps"])
+        scale = inverse if weight is None else inverse * weight.detach()
+        shift = -mean * scale if bias is None else bias.detach() - mean * scale
+        shape = (1, -1, *[1] * (inputs.ndim - 2))
+        output = torch.addcmul(shift.view(shape), inputs, scale.view(shape))
+
+        def of_bias(delta: Tensor) -> Tensor:
+            return self._by_channel(delta).sum((1, 3))
+
+        def of_weight(delta: Tensor) -> Tensor:
+            return (of_bias(delta * inputs) - mean * of_bias(delta)) * inverse
+
+        return self.keep(output, {weight: of_weight, bias: of_bias})
 
     def group_norm(
         self,
@@ -185,8 +215,8 @@ class _Taps(TorchFunctionMode):
     ) -> Tensor:
         """Tap a layer norm, whose parameters have the shape of the last axes."""
         normalized = F.layer_norm(inputs, normalized_shape, eps=eps)
-        scaled = normalized if weight is None else normalized * weight.detach()
-        output = scaled if bias is None else scaled + bias.detach()
+        scaled = normalized if weight is None else normalized * _constant(weight)
+        output = scaled if bias is None else scaled + _constant(bias)
         last = len(normalized_shape)
 
         def of_bias(delta: Tensor) -> Tensor:
@@ -197,20 +227,34 @@ class _Taps(TorchFunctionMode):
 
     def _scaled(self, normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Scale and shift each channel, and tap both."""
-        output = affine(normalized, _detached(weight), _detached(bias))
+        output = affine(normalized, _constant(weight), _constant(bias))
 
         def of_weight(delta: Tensor) -> Tensor:
-            rows, seen = self.stacked(delta).flatten(3), self.stacked(normalized).flatten(3).to(delta.dtype)
-            return torch.einsum("vncp,vncp->vc", rows, seen)
+            return torch.einsum("vncp,vncp->vc", self._by_channel(delta), self._by_channel(normalized).to(delta.dtype))
 
         def of_bias(delta: Tensor) -> Tensor:
-            return self.stacked(delta).flatten(3).sum((1, 3))
+            return self._by_channel(delta).sum((1, 3))
 
         return self.keep(output, {weight: of_weight, bias: of_bias})
 
+    def _by_channel(self, tensor: Tensor) -> Tensor:
+        """Bring (N, C) or (N, C, ...) to (V, N / V, C, pixels)."""
+        return self.stacked(tensor)[..., None].flatten(3)
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
+
+def _cast(tensor: Tensor) -> Tensor:
+    """Cast as autocast would, since it does not look inside the engine's own functions."""
+    device = tensor.device.type
+    return tensor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tensor
+
+
+@overload
+def _constant(weight: Tensor) -> Tensor: ...
+@overload
+def _constant(weight: Tensor | None) -> Tensor | None: ...
+def _constant(weight: Tensor | None) -> Tensor | None:
+    """Detach a parameter; a weight that the model computes from its inputs passes a gradient on."""
+    return weight.detach() if isinstance(weight, nn.Parameter) else weight
 
 
 _LAYERS: dict[Callable[..., Any], Callable[..., Tensor]] = {

@@ -1,15 +1,15 @@
 """The general path: `torch.func.grad` of one victim, mapped over all of them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from gradveil.engine._norms import BatchNormMode
+from gradveil.engine._norms import NormMode
 from gradveil.engine.evaluation import Evaluation
-from gradveil.engine.runtime import Precision
+from gradveil.engine.runtime import Precision, is_out_of_memory
 from gradveil.errors import UnsupportedModelError
 from gradveil.types import LossFn, Mode, State
 
@@ -41,27 +41,30 @@ class VmappedGradients:
     def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Differentiate V victims with inputs (V, B, ...) and labels (V, B) or (V, B, K)."""
         mapped = vmap(grad(self._one, has_aux=True), in_dims=(*self._axes, 0, 0))
+        arguments = (self._parameters, self._frozen, self._buffers, inputs, labels)
         with module_mode(self._model, self._mode), without_fast_attention():
             try:
-                gradients, (losses, outputs, buffers) = mapped(
-                    self._parameters, self._frozen, self._buffers, inputs, labels
-                )
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except (RuntimeError, NotImplementedError) as error:
-                raise _unsupported(self._model, inputs, error) from error
+                gradients, (losses, outputs, buffers) = mapped(*arguments)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                raise _unsupported(self._model, error, again=lambda: mapped(*arguments)) from error
         return Evaluation(tuple(gradients[name] for name in self._names), losses, outputs, buffers)
 
     def _one(
         self, parameters: State, frozen: State, buffers: State, inputs: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor, State]]:
-        # Modules count batches in place; a copy keeps that away from the caller's buffers.
-        own = {name: tensor.clone() if tensor.dtype == torch.long else tensor for name, tensor in buffers.items()}
-        norms = BatchNormMode(victims=None, names={id(tensor): name for name, tensor in own.items()})
+        own = {**buffers, **written_buffers(buffers, self._mode)}
+        norms = NormMode({id(tensor): name for name, tensor in own.items()})
         with norms, autocast(self._precision, inputs):
             outputs = functional_call(self._model, {**parameters, **frozen, **own}, (inputs,))
         loss = self._loss(outputs.to(inputs.dtype), labels)
         return loss, (loss, outputs.to(inputs.dtype), norms.updated)
+
+
+def written_buffers(buffers: State, mode: Mode) -> dict[str, Tensor]:
+    """Copy the buffers that modules write to in place, which keeps their writes away from the caller's."""
+    return {name: tensor.clone() for name, tensor in buffers.items() if mode == "train" or tensor.dtype == torch.long}
 
 
 def autocast(precision: Precision, like: Tensor) -> contextlib.AbstractContextManager[None]:
@@ -93,8 +96,8 @@ def module_mode(model: nn.Module, mode: Mode) -> Iterator[None]:
             module.training = training
 
 
-def _unsupported(model: nn.Module, inputs: Tensor, error: Exception) -> UnsupportedModelError:
-    """Name the innermost module in which the mapped call broke."""
+def _unsupported(model: nn.Module, error: Exception, *, again: Callable[[], object]) -> UnsupportedModelError:
+    """Name the innermost module in which the mapped call broke, by making the call again."""
     entered: list[str] = []
     names = {module: name or type(module).__name__ for name, module in model.named_modules()}
 
@@ -106,7 +109,7 @@ def _unsupported(model: nn.Module, inputs: Tensor, error: Exception) -> Unsuppor
 
     handles = [m.register_forward_pre_hook(enter) for m in names] + [m.register_forward_hook(leave) for m in names]
     try:
-        vmap(grad(lambda x: model(x).sum()))(inputs.detach())
+        again()
     except Exception:  # noqa: S110 - it is run again only to see where it breaks
         pass
     finally:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from gradveil.errors import GradVeilError
+
 _log = logging.getLogger(__name__)
 _WARM_UP = 3  # calls before capture, in which libraries choose their kernels
 
@@ -20,7 +22,8 @@ def capture(step: Callable[[], Tensor], state: Mapping[str, Tensor]) -> Callable
     before = {name: tensor.clone() for name, tensor in state.items()}
     try:
         replay = _record(step)
-    except RuntimeError as error:
+    except (RuntimeError, GradVeilError) as error:
+        # If the step itself is at fault, it fails again and says so when it runs eagerly.
         _log.info("the step is not captured, it runs eagerly: %s", error)
         replay = None
     torch.cuda.synchronize()

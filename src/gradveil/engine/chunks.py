@@ -1,17 +1,18 @@
 """Cutting a stack of victims into chunks that fit the memory of the device."""
 
-import contextlib
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from gradveil.engine.runtime import Runtime
+from gradveil.engine._memory import free, peak
+from gradveil.engine.runtime import Runtime, is_out_of_memory
 
 T = TypeVar("T")
 _RESERVE = 0.85  # of the free memory is planned with
+_RESERVE_OF_CPU = 0.5  # whose kernels take memory that is not counted, and which has no second try
+_PROBE_VICTIMS = 4
 _PROBE_STEPS = 2
 
 
@@ -24,7 +25,7 @@ def in_chunks(
         run: computes a slice of the victims.
         victims: V.
         device: whose memory counts.
-        runtime: a given `chunk` is taken, otherwise two small stacks are measured first.
+        runtime: a given `chunk` is taken, otherwise a small stack is measured first.
 
     Returns:
         The parts in order, and the number of victims attacked at once.
@@ -33,8 +34,8 @@ def in_chunks(
     while True:
         try:
             return _run_all(run, victims, size, runtime), size
-        except (torch.cuda.OutOfMemoryError, MemoryError):
-            if size == 1:
+        except (RuntimeError, MemoryError) as error:
+            if size == 1 or not is_out_of_memory(error):
                 raise
         # Outside the handler, so that the tensors of the failed try are free before the next one.
         gc.collect()
@@ -49,40 +50,16 @@ def _run_all(run: Callable[[slice, Runtime], T], victims: int, size: int, runtim
 
 
 def _measure(run: Callable[[slice, Runtime], T], victims: int, device: torch.device, runtime: Runtime) -> int:
-    """Return how many victims fit, from the peak memory of one and of two."""
-    if victims <= 2:
+    """Return how many victims fit, from the peak memory of a few."""
+    if victims <= _PROBE_VICTIMS:
         return victims
-    with contextlib.suppress(OSError):
-        peaks = [_peak(run, count, device, runtime) for count in (1, 2)]
-        per_victim = max(peaks[1] - peaks[0], 1)
-        return max(1, int((_free(device) * _RESERVE - peaks[0]) // per_victim) + 1)
-    return victims
-
-
-def _peak(run: Callable[[slice, Runtime], T], count: int, device: torch.device, runtime: Runtime) -> int:
-    """Return the bytes that a short run of some victims takes at most."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run(slice(0, count), runtime.probing(_PROBE_STEPS))
-        return torch.cuda.max_memory_allocated(device) - before
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    run(slice(0, count), runtime.probing(_PROBE_STEPS))
-    return max(_status("VmHWM") - before, 0)
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(device)[0]
-    return _field(Path("/proc/meminfo"), "MemAvailable")
-
-
-def _status(name: str) -> int:
-    return _field(Path("/proc/self/status"), name)
-
-
-def _field(path: Path, name: str) -> int:
-    line = next(line for line in path.read_text().splitlines() if line.startswith(name + ":"))
-    return int(line.split()[1]) * 1024
+    try:
+        taken = peak(lambda: run(slice(0, _PROBE_VICTIMS), runtime.probing(_PROBE_STEPS)), device)
+        planned = free(device) * (_RESERVE if device.type == "cuda" else _RESERVE_OF_CPU)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _PROBE_VICTIMS // 2
+    except OSError:
+        return victims
+    return max(1, int(planned * _PROBE_VICTIMS / max(taken, 1)))

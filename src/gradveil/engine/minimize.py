@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradveil.engine.capture import capture
 from gradveil.engine.optimizers import Optimizer, OptimizerState, spread
-from gradveil.engine.runtime import Runtime
+from gradveil.engine.runtime import Runtime, Store
 
 Objective: TypeAlias = Callable[[tuple[Tensor, ...]], Tensor]
 """Variables, each (V, ...), to the (V,) objective of every victim; a victim's depends on its own variables alone."""
@@ -69,26 +69,26 @@ class _Run:
     diverged: Tensor
     used: Tensor
     rate: Tensor
-    trace: list[Tensor] = field(default_factory=list)
+    trace: Tensor
+    done: Tensor
+    total: Tensor
 
-    def tensors(self, done: int) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Name everything that the rest of the run depends on."""
         named = {f"value.{i}": v for i, v in enumerate(self.values)} | {f"best.{i}": b for i, b in enumerate(self.best)}
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
-        named |= {name: getattr(self, name) for name in ("objective", "active", "diverged", "used", "rate")}
-        if self.trace:
-            named["trace"] = torch.stack(self.trace, 1)
-        return named | {"done": torch.tensor(done)}
+        plain = ("objective", "active", "diverged", "used", "rate", "trace", "done", "total")
+        return named | {name: getattr(self, name) for name in plain}
 
-    def restore(self, saved: dict[str, Tensor]) -> int:
-        """Take over a saved state in place, and return how many steps it had done."""
-        done = int(saved.pop("done"))
-        trace = saved.pop("trace", None)
-        self.trace = [] if trace is None else [column.to(self.rate.device) for column in trace.unbind(1)]
-        own = self.tensors(done)
-        for name, tensor in saved.items():
-            own[name].copy_(tensor)
-        return done
+    def restore(self, saved: dict[str, Tensor]) -> None:
+        """Take over a saved state in place; leave alone one that belongs to another computation."""
+        own = self.tensors()
+        alike = own.keys() == saved.keys() and all(
+            saved[name].shape == tensor.shape and saved[name].dtype == tensor.dtype for name, tensor in own.items()
+        )
+        if alike and int(saved["total"]) == int(self.total):
+            for name, tensor in own.items():
+                tensor.copy_(saved[name])
 
 
 def minimize(
@@ -120,29 +120,29 @@ def minimize(
         True
     """
     runtime = runtime or Runtime()
-    run = _begin(variables, optimizer)
     total = optimizer.iterations(steps)
+    run = _begin(variables, optimizer, total=total, traced=total if runtime.trace else 0)
     saved = runtime.store.load(runtime.name) if runtime.store else None
-    done = run.restore(saved) if saved else 0
+    run.restore(saved or {})
 
     step = _step_function(objective, variables, optimizer, run, stop_below)
-    graph = capture(step, run.tensors(done)) if runtime.capture and run.rate.is_cuda and done < total else None
-    milestones = {int(total * part) for part in DECAY_AT} if decay else set()
-    _loop(graph or step, run, done=done, total=total, milestones=milestones, runtime=runtime)
+    unfinished = int(run.done) < total
+    graph = capture(step, run.tensors()) if runtime.capture and run.rate.is_cuda and unfinished else None
+    milestones = {optimizer.iterations(int(steps * part)) for part in DECAY_AT} if decay else set()
+    _loop(graph or step, run, milestones=milestones, runtime=runtime)
     if runtime.probe is None:
         _look_at_the_last(objective, run)
-    trace = torch.stack(run.trace, 1) if run.trace else run.objective[:, None][:, :0]
     return Minimum(
         values=tuple(run.best),
         objective=run.objective,
         diverged=run.diverged,
         steps=run.used,
-        trace=trace,
+        trace=run.trace,
         captured=graph is not None,
     )
 
 
-def _begin(variables: Sequence[Variable], optimizer: Optimizer) -> _Run:
+def _begin(variables: Sequence[Variable], optimizer: Optimizer, *, total: int, traced: int) -> _Run:
     values = [variable.start.detach().clone() for variable in variables]
     victims, like = len(values[0]), values[0]
     flags = torch.zeros(victims, dtype=torch.bool, device=like.device)
@@ -155,6 +155,9 @@ def _begin(variables: Sequence[Variable], optimizer: Optimizer) -> _Run:
         diverged=flags,
         used=torch.zeros(victims, dtype=torch.long, device=like.device),
         rate=torch.ones((), dtype=like.dtype, device=like.device),
+        trace=torch.full((victims, traced), torch.nan, dtype=like.dtype, device=like.device),
+        done=torch.tensor(0),
+        total=torch.tensor(total),
     )
 
 
@@ -168,6 +171,7 @@ def _step_function(
     """Make the step: evaluate, keep the best, move; it returns the (V,) objective and changes `run` in place."""
 
     def step() -> Tensor:
+        run.used.add_(run.active)
         losses, gradients = _differentiate(objective, run.values)
         finite = torch.isfinite(losses)
         for gradient in gradients:
@@ -177,7 +181,6 @@ def _step_function(
         _keep_best(run, losses)
         if stop_below is not None:
             run.active.logical_and_(run.objective >= stop_below)
-        run.used.add_(run.active)
 
         directed = [g.sign() if v.signed else g for v, g in zip(variables, gradients, strict=True)]
         converged = optimizer.move(run.values, directed, losses, state=run.optimizer, rate=run.rate, active=run.active)
@@ -205,35 +208,34 @@ def _keep_best(run: _Run, losses: Tensor) -> None:
         best.copy_(torch.where(spread(better, value), value, best))
 
 
-def _loop(
-    step: Callable[[], Tensor],
-    run: _Run,
-    *,
-    done: int,
-    total: int,
-    milestones: set[int],
-    runtime: Runtime,
-) -> None:
-    last = time.monotonic()
+def _loop(step: Callable[[], Tensor], run: _Run, *, milestones: set[int], runtime: Runtime) -> None:
+    last, total = time.monotonic(), int(run.total)
     end = total if runtime.probe is None else min(total, runtime.probe)
-    for iteration in range(done, end):
+    for iteration in range(int(run.done), end):
         if iteration in milestones:
             run.rate.mul_(0.1)
         losses = step()
         if runtime.trace:
-            run.trace.append(losses.clone())
+            run.trace[:, iteration] = losses
         finished = iteration + 1
         if finished % _LOOK_EVERY and finished < end:
             continue
         runtime.progress(runtime.name, finished, total)
         if not bool(run.active.any()):
+            # Nobody moves any more, so these objectives would come again at every step that is left.
+            run.trace[:, finished:] = losses[:, None]
             break
         if runtime.store and time.monotonic() - last > runtime.save_every:
-            runtime.store.save(runtime.name, run.tensors(finished))
+            _save(run, finished, runtime.store, runtime.name)
             last = time.monotonic()
     runtime.progress(runtime.name, total, total)
     if runtime.store:
-        runtime.store.save(runtime.name, run.tensors(total))
+        _save(run, total, runtime.store, runtime.name)
+
+
+def _save(run: _Run, done: int, store: Store, name: str) -> None:
+    run.done.fill_(done)
+    store.save(name, run.tensors())
 
 
 def _look_at_the_last(objective: Objective, run: _Run) -> None:

@@ -1,6 +1,7 @@
 """How a computation runs: precision, progress, checkpoints. Never what it computes."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self, TypeAlias
@@ -25,6 +26,12 @@ class Store(Protocol):
 
 def silent(task: str, done: int, total: int) -> None:
     """Report no progress."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether a device, or the CPU, had no memory left."""
+    known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+    return known or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +77,18 @@ class Runtime:
     @contextlib.contextmanager
     def numerics(self) -> Iterator[None]:
         """Set the precision of matrix units, deterministic kernels and differentiable attention, and restore them."""
+        # The older switches `allow_tf32` raise in a program that uses these.
         before = (
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cudnn.allow_tf32,
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
             torch.backends.cudnn.benchmark,
             torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        fast = self.precision != "float32"
-        _set_numerics(fast, fast, not self.deterministic, self.deterministic)
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat its bits
+        units = "ieee" if self.precision == "float32" else "tf32"
+        _set_numerics(units, units, not self.deterministic, self.deterministic, False)
         try:
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                 yield
@@ -85,8 +96,8 @@ class Runtime:
             _set_numerics(*before)
 
 
-def _set_numerics(matmul_tf32: bool, cudnn_tf32: bool, benchmark: bool, deterministic: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = matmul_tf32
-    torch.backends.cudnn.allow_tf32 = cudnn_tf32
+def _set_numerics(matmul: str, convolution: str, benchmark: bool, deterministic: bool, warn_only: bool) -> None:
+    torch.backends.cuda.matmul.fp32_precision = matmul
+    torch.backends.cudnn.conv.fp32_precision = convolution  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = benchmark
-    torch.use_deterministic_algorithms(deterministic)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

@@ -1,0 +1,34 @@
+"""What the terminal shows."""
+
+import contextlib
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gradveil import engine
+
+console = Console(stderr=True)
+"""Messages and progress; results go to standard output."""
+
+output = Console()
+
+
+@contextlib.contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[engine.Progress]:
+    """Show one bar per task, with the time left; nothing if quiet."""
+    if quiet:
+        yield lambda task, done, total: None  # noqa: ARG005
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+        known = {}
+
+        def show(task: str, done: int, total: int) -> None:
+            if task not in known:
+                known[task] = bars.add_task(task, total=total)
+            bars.update(known[task], completed=done, total=total)
+            if done >= total:
+                bars.remove_task(known.pop(task))
+
+        yield show

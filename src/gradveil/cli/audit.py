@@ -1,0 +1,106 @@
+"""`gradveil audit`."""
+
+import dataclasses
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from gradveil import report
+from gradveil.cli._show import console, output, progress_bar
+from gradveil.errors import SpecError
+from gradveil.grid import Settings, run_audit
+from gradveil.planning import plan
+from gradveil.spec import AuditSpec, Cell, read_spec, spec_from
+
+Many = list[str] | None
+
+
+def command(
+    spec: Annotated[Path | None, typer.Option(help="a TOML file; flags override it")] = None,
+    dataset: Annotated[str | None, typer.Option(help="digits, cifar100, folder:PATH, ...")] = None,
+    model: Annotated[Many, typer.Option(help="lenet, resnet20-4, ...; repeat for a grid")] = None,
+    state: Annotated[Many, typer.Option(help="untrained, trained, trained-with-defense, checkpoint:PATH")] = None,
+    attack: Annotated[Many, typer.Option(help="dlg, inverting-gradients:steps=4800, ...")] = None,
+    defense: Annotated[
+        Many, typer.Option(help="none, gaussian-noise:std=1e-3, 'pruning + gaussian-noise', ...")
+    ] = None,
+    metric: Annotated[Many, typer.Option(help="psnr, ssim, lpips:weights=PATH, ...")] = None,
+    knowledge: Annotated[Many, typer.Option(help="labels, nothing, ...; what the adversary is granted")] = None,
+    victims: Annotated[int | None, typer.Option(help="independent clients")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="images of each client")] = None,
+    start: Annotated[int | None, typer.Option(help="index of the first private image, -1 draws at random")] = None,
+    mode: Annotated[str | None, typer.Option(help="batch norm of the client: eval or train")] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    model_seed: Annotated[int | None, typer.Option(help="of the network's initial weights")] = None,
+    epochs: Annotated[int | None, typer.Option(help="of training, for trained states")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, tf32 or bf16")] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="repeat the bits on a GPU")] = False,
+    out: Annotated[Path | None, typer.Option(help="run folder; the same folder resumes")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one")] = None,
+    chunk: Annotated[int | None, typer.Option(help="victims at once; measured if not given")] = None,
+    redact: Annotated[bool, typer.Option("--redact", help="keep no private pictures")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show cells, memory and time, run nothing")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the records' folder and verdicts as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
+) -> None:
+    """Let clients share protected gradients, attack them, and report what leaks."""
+    flags = {
+        "dataset": dataset, "models": model, "states": state, "attacks": attack, "defenses": defense,
+        "metrics": metric, "knowledge": knowledge, "victims": victims, "batch_size": batch_size, "start": start,
+        "mode": mode, "seed": seed, "model_seed": model_seed, "precision": precision,
+        "deterministic": deterministic or None,
+    }  # fmt: skip
+    wanted = merge(read_spec(spec) if spec else None, flags, epochs=epochs)
+    if dry_run:
+        output.print(plan(wanted, data_dir=data_dir, device=_device(device)))
+        return
+    folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{re.sub(r'[^a-z0-9]+', '-', wanted.dataset)}"
+    with progress_bar(quiet=quiet or as_json) as show:
+        settings = Settings(
+            data_dir=data_dir, device=_device(device), chunk=chunk, redact=redact, progress=show,
+            announce=None if quiet or as_json else _announce,
+        )  # fmt: skip
+        records = run_audit(wanted, folder, settings=settings)
+    page = report.build(folder, redact=redact)
+    rows = report.summarize(records)
+    if as_json:
+        facts = {"folder": str(folder), "report": str(page), "cells": [dataclasses.asdict(row) for row in rows]}
+        output.print_json(json.dumps(facts))
+    else:
+        output.print(report.to_rich(rows))
+        output.print(f"report: {page}", highlight=False, soft_wrap=True)
+    if any(made.status == "failed" for made in records):
+        raise typer.Exit(1)
+
+
+def merge(base: AuditSpec | None, flags: dict[str, Any], *, epochs: int | None) -> AuditSpec:
+    """Put the flags that were given over a spec file, or over the defaults."""
+    tables: dict[str, Any] = base.to_dict() if base else {"audit": {}}
+    tables = {name: {k: v for k, v in values.items() if v is not None} for name, values in tables.items()}
+    tables["audit"] |= {name: value for name, value in flags.items() if value is not None}
+    if epochs is not None:
+        default = dataclasses.asdict((base or AuditSpec()).training)
+        tables["training"] = {**default, **tables.get("training", {}), "epochs": epochs}
+    return spec_from(tables)
+
+
+def _announce(number: int, total: int, cell: Cell) -> None:
+    console.print(f"[dim]cell {number} of {total}:[/] {cell.title}", highlight=False)
+
+
+def _device(name: str | None) -> torch.device | None:
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SpecError(f"device must be cpu, cuda or cuda:N, got '{name}'") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SpecError(f"device {name} was asked for, but torch finds no GPU here; use --device cpu")
+    return device

@@ -1,0 +1,210 @@
+"""Running the cells of a spec, each an independent unit that is finished, failed, or resumed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from gradveil import data, record
+from gradveil._networks import Prepared, prepare
+from gradveil._scoring import Reference
+from gradveil.auditing import Audit, Judging, judge_guess
+from gradveil.client import Client, step
+from gradveil.data import Dataset
+from gradveil.engine import Progress, Runtime
+from gradveil.engine.runtime import silent
+from gradveil.errors import GradVeilError, SpecError
+from gradveil.record import Network, Outcome, Record, Threat, about_this_run
+from gradveil.spec import AuditSpec, Cell, build_metrics, parse_knowledge
+from gradveil.storage import TensorFolder, write_atomically
+from gradveil.streams import Streams
+from gradveil.types import Batch, Knowledge
+
+Announce = Callable[[int, int, Cell], None]
+"""Called with a cell's number, how many there are, and the cell, before it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a grid runs; nothing here changes a result.
+
+    Args:
+        data_dir: where data sets lie; None for the usual place.
+        device: None takes a GPU if there is one.
+        chunk: victims at once; None measures.
+        redact: keep no pictures.
+        progress: of the work inside a cell.
+        announce: of cells.
+    """
+
+    data_dir: Path | None = None
+    device: torch.device | None = None
+    chunk: int | None = None
+    redact: bool = False
+    progress: Progress = silent
+    announce: Announce | None = None
+
+    def place(self) -> torch.device:
+        """Return the device to run on."""
+        return self.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None) -> list[Record]:
+    """Run every cell of a spec into a run folder; finished cells are kept, interrupted ones go on.
+
+    Args:
+        spec: what to audit.
+        folder: holds `spec.toml`, and `cells/NAME/record.json` with images beside it.
+        settings: device, progress.
+    """
+    settings = settings or Settings()
+    claim(folder, spec)
+    dataset = data.load(spec.dataset, settings.data_dir)
+    cells, records = spec.cells(), []
+    for number, cell in enumerate(cells, start=1):
+        if settings.announce:
+            settings.announce(number, len(cells), cell)
+        done = finished(folder, cell)
+        records.append(done or _run_cell(spec, cell, dataset, folder, settings))
+    return records
+
+
+def claim(folder: Path, spec: AuditSpec) -> None:
+    """Make a folder the place of a spec, or refuse if it is the place of another one."""
+    file, text = folder / "spec.toml", spec.to_toml()
+    if file.exists() and file.read_text() != text:
+        raise SpecError(f"{folder} holds the run of another spec; name a new folder with --out, or remove it")
+    if not file.exists():
+        write_atomically(file, text.encode())
+
+
+def finished(folder: Path, cell: Cell) -> Record | None:
+    """Return the record of a cell that is done."""
+    place = folder / "cells" / cell.name
+    found = record.read(place) if (place / "record.json").exists() else None
+    return found if found is not None and found.status == "done" else None
+
+
+def draw(spec: AuditSpec, dataset: Dataset) -> Batch:
+    """Take the private images of a spec."""
+    split = dataset.test if spec.split == "test" else dataset.train
+    start = None if spec.start < 0 else spec.start
+    return data.draw_victims(split, victims=spec.victims, batch_size=spec.batch_size, seed=spec.seed, start=start)
+
+
+def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, settings: Settings) -> Record:
+    place = folder / "cells" / cell.name
+    store = TensorFolder(place / "unfinished")
+    runtime = Runtime(
+        precision=spec.precision,
+        deterministic=spec.deterministic,
+        chunk=settings.chunk,
+        progress=settings.progress,
+        store=store,
+    )
+    try:
+        began = time.monotonic()
+        prepared = prepare(spec, cell, dataset, folder=folder, settings=settings)
+        seconds = {"model": time.monotonic() - began}
+        result = _audit(spec, cell, dataset, prepared, runtime, settings.place())
+        result = replace(result, seconds={**seconds, **result.seconds})
+        made = to_record(result, spec, cell, prepared, dataset)
+        images = None if settings.redact else pictures(result)
+    except GradVeilError as error:
+        made, images = _failed(spec, cell, str(error), settings.place()), None
+    record.write(made, place, images=images)
+    store.clear()
+    return made
+
+
+def _audit(
+    spec: AuditSpec, cell: Cell, dataset: Dataset, prepared: Prepared, runtime: Runtime, device: torch.device
+) -> Audit:
+    client = Client(
+        model=prepared.model,
+        loss=F.cross_entropy,
+        defenses=cell.build_defenses(),
+        local=spec.local,
+        mode=spec.mode,
+    )
+    split = dataset.test if spec.split == "test" else dataset.train
+    began = time.monotonic()
+    taken = step(
+        draw(spec, dataset).to(device),
+        client,
+        streams=Streams(seed=spec.seed, purpose="client"),
+        knowledge=parse_knowledge(spec.knowledge),
+    )
+    stepped = time.monotonic()
+    attack = cell.build_attack()
+    guess = attack(taken.observation, streams=Streams(seed=spec.seed, purpose="attack"), runtime=runtime)
+    attacked = time.monotonic()
+    judging = Judging(
+        metrics=build_metrics(spec),
+        reference=Reference(split.inputs(), split.labels),
+        decoys=spec.decoys,
+        null_victims=spec.null_victims,
+    )
+    result = judge_guess(taken, attack, guess, judging=judging, seed=spec.seed, runtime=runtime)
+    return replace(result, seconds={"client": stepped - began, "attack": attacked - stepped, **result.seconds})
+
+
+def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, dataset: Dataset) -> Record:
+    """Write an audit down."""
+    guess, observation = result.guess, result.step.observation
+    return Record(
+        spec={
+            **spec.to_dict(),
+            "cell": {"model": cell.model, "state": cell.state, "defenses": cell.defenses, "attack": cell.attack},
+        },
+        status="done",
+        title=cell.title,
+        attack=cell.attack,
+        defenses=[] if cell.defenses == "none" else cell.defenses.split(" + "),
+        threat=Threat(knowledge=list(observation.knowledge.names()), letter=result.attack.threat),
+        network=prepared.describe(cell, spec),
+        outcome=Outcome(
+            objective=guess.objective.double().tolist(),
+            diverged=guess.diverged.tolist(),
+            steps=guess.steps.tolist(),
+            label_accuracy=[] if result.label_accuracy is None else result.label_accuracy.double().tolist(),
+            labels_granted=Knowledge.LABELS in observation.knowledge,
+            precision=result.runtime.precision,
+            captured=guess.captured,
+        ),
+        scores=dict(result.scores),
+        identification=dict(result.identification),
+        labels=result.labels.tolist(),
+        classes=list(dataset.classes),
+        ratios={name: ratio.double().tolist() for name, ratio in result.ratios.items()},
+        run=about_this_run(seconds=result.seconds, chunk=guess.chunk, device=observation.device),
+    )
+
+
+def pictures(result: Audit) -> dict[str, npt.NDArray[np.uint8]]:
+    """Return what the report shows, as bytes: private, protected (what the model saw) and guess."""
+    shown = {"private": result.truth, "protected": result.step.evidence.protected.inputs, "guess": result.guess.inputs}
+    return {name: images.clamp(0, 1).mul(255).round().byte().cpu().numpy() for name, images in shown.items()}
+
+
+def _failed(spec: AuditSpec, cell: Cell, error: str, device: torch.device) -> Record:
+    return Record(
+        spec={**spec.to_dict(), "cell": asdict(cell)},
+        status="failed",
+        error=error,
+        title=cell.title,
+        attack=cell.attack,
+        defenses=[] if cell.defenses == "none" else cell.defenses.split(" + "),
+        threat=Threat(knowledge=list(spec.knowledge)),
+        network=Network(spec=cell.model, state=cell.state, mode=spec.mode, parameters=0),
+        outcome=Outcome(objective=[], diverged=[], steps=[]),
+        scores={},
+        identification={},
+        labels=[],
+        run=about_this_run(seconds={}, chunk=0, device=device),
+    )
