@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from gradveil.engine import normalized
+from gradveil.engine import Runtime, normalized
 from gradveil.models import build, checkpoints
 from gradveil.models.training import evaluate, train
 from gradveil.record import Network
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gradveil.data import Dataset
     from gradveil.grid import Settings
     from gradveil.spec import AuditSpec, Cell
+
+
+_SMALL = 200_000  # parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,12 @@ class Prepared:
             accuracy=self.accuracy,
             accuracy_of=self.accuracy_of,
         )
+
+
+def threads_for(model: nn.Module, device: torch.device) -> int | None:
+    """Return 1 for a small network on a CPU: its layers are too short for threads to wait for each other."""
+    small = sum(p.numel() for p in model.parameters()) < _SMALL
+    return 1 if small and device.type == "cpu" else None
 
 
 def prepare(spec: AuditSpec, cell: Cell, dataset: Dataset, *, folder: Path, settings: Settings) -> Prepared:
@@ -80,16 +89,17 @@ def _trained(
 
     store = TensorFolder(path.with_suffix(".unfinished"))
     training = replace(spec.training, seed=spec.seed)
-    done = train(
-        model,
-        dataset.train,
-        training=training,
-        defenses=defenses,
-        test=dataset.test,
-        progress=settings.progress,
-        store=store,
-        device=settings.place(),
-    )
+    with Runtime(threads=threads_for(model, settings.place())).numerics():
+        done = train(
+            model,
+            dataset.train,
+            training=training,
+            defenses=defenses,
+            test=dataset.test,
+            progress=settings.progress,
+            store=store,
+            device=settings.place(),
+        )
     accuracy = done.accuracy or 0.0
     about = {
         "model": cell.model,

@@ -77,8 +77,8 @@ def identification(
 
 
 def numbers(values: Tensor) -> Numbers:
-    """Turn (V, B) into nested lists."""
-    found: Numbers = values.detach().double().cpu().tolist()
+    """Turn (V, B) into nested lists, to the sixth decimal."""
+    found: Numbers = values.detach().double().round(decimals=6).cpu().tolist()
     return found
 
 

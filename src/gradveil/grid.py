@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gradveil import data, record
-from gradveil._networks import Prepared, prepare
+from gradveil._networks import Prepared, prepare, threads_for
 from gradveil._scoring import Reference
 from gradveil.auditing import Audit, Judging, judge_guess
 from gradveil.client import Client, step
@@ -111,7 +111,9 @@ def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, setti
         began = time.monotonic()
         prepared = prepare(spec, cell, dataset, folder=folder, settings=settings)
         seconds = {"model": time.monotonic() - began}
-        result = _audit(spec, cell, dataset, prepared, runtime, settings.place())
+        runtime = replace(runtime, threads=threads_for(prepared.model, settings.place()))
+        with runtime.numerics():
+            result = _audit(spec, cell, dataset, prepared, runtime, settings.place())
         result = replace(result, seconds={**seconds, **result.seconds})
         made = to_record(result, spec, cell, prepared, dataset)
         images = None if settings.redact else pictures(result)

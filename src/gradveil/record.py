@@ -4,6 +4,8 @@ import dataclasses
 import io
 import json
 import platform
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -219,7 +221,7 @@ def read_images(folder: Path, record: Record) -> dict[str, npt.NDArray[np.uint8]
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise RecordError(f"the images of the record are missing or damaged at {file}; run the audit again") from error
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradveil.engine import GradientFunction
+from gradveil.defenses._network import StackedNetwork
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LossFn, Paper, Protected, State
 
@@ -81,7 +81,11 @@ class ModelDefense(Defense):
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the changed network; parameters of the original keep their names."""
+        """Return the changed network, whose outputs are the logits; parameters of the original keep their names."""
+
+    def trained(self, network: nn.Module) -> nn.Module:
+        """Return the changed network as the client trains it; outputs after the logits are for `wrap_loss` to read."""
+        return network
 
     def wrap_loss(self, loss: LossFn) -> LossFn:
         """Return the changed loss."""
@@ -89,6 +93,10 @@ class ModelDefense(Defense):
 
     def start(self, model: nn.Module, *, streams: Streams) -> State:  # noqa: ARG002
         """Make the client's private tensors, (V, *shape) by the name of a parameter of the changed network."""
+        return {}
+
+    def draw(self, size: int, *, streams: Streams) -> State:  # noqa: ARG002
+        """Draw the noise of one step on `size` samples, (V, *shape) by the name of a buffer of the changed network."""
         return {}
 
 
@@ -106,16 +114,29 @@ class StepDefense(Defense):
 
     @abstractmethod
     def gradient(
-        self, function: GradientFunction, data: Protected, *, sensitive: Tensor | None, streams: Streams
+        self, network: StackedNetwork, /, data: Protected, *, sensitive: Tensor | None, streams: Streams
     ) -> StepResult:
         """Compute the gradients of V victims.
 
         Args:
-            function: the plain gradient.
+            network: of the victims; called with inputs and labels, it gives the plain gradient.
             data: what the model would see.
             sensitive: (V, B) mask of samples to protect, None for all.
             streams: of the client.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What leaves the client, and what it keeps for its next round.
+
+    Args:
+        update: one (V, *shape) tensor per parameter.
+        kept: private tensors (V, *shape) by name.
+    """
+
+    update: Gradients
+    kept: State = field(default_factory=dict)
 
 
 class UpdateDefense(Defense):
@@ -123,7 +144,11 @@ class UpdateDefense(Defense):
 
     @abstractmethod
     def apply(self, update: Gradients, *, streams: Streams) -> Gradients:
-        """Change an update, one (V, *shape) tensor per parameter."""
+        """Change an update, one (V, *shape) tensor per parameter, in a client's first round."""
+
+    def share(self, update: Gradients, *, kept: State, streams: Streams) -> Shared:  # noqa: ARG002
+        """Change an update in a later round; `kept` is what the round before left, empty in the first one."""
+        return Shared(self.apply(update, streams=streams))
 
     def resample(self, update: Gradients, *, streams: Streams) -> Gradients:
         """Apply the defense again to a trial update."""

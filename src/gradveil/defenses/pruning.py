@@ -24,7 +24,7 @@ class Pruning(UpdateDefense):
 
     adversary: ClassVar[Adversary] = Adversary(
         attack="inverting-gradients",
-        reason="the zeros show what was dropped; matching the surviving entries alone is the informed attack",
+        reason="the zeros show what was dropped, and who knows of the defense matches the surviving entries alone",
     )
     off: ClassVar[Mapping[str, object] | None] = {"fraction": 0.0}
 

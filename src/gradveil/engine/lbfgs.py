@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from gradveil.engine.optimizers import Optimizer, OptimizerState, spread
+from gradveil.engine.runtime import exact_products
 
 
 @final
@@ -52,9 +53,9 @@ class LBFGS(Optimizer):
             "loss": zeros(victims),
             "length": zeros(victims),
             "scale": torch.ones_like(flat[:, 0]),
-            "changes": zeros(self.history, victims, size),
-            "bends": zeros(self.history, victims, size),
-            "curvature": torch.ones(self.history, victims, device=flat.device, dtype=flat.dtype),
+            "changes": zeros(victims, self.history, size),
+            "bends": zeros(victims, self.history, size),
+            "products": zeros(victims, self.history, self.history),
         }
 
     @override
@@ -68,7 +69,19 @@ class LBFGS(Optimizer):
         rate: Tensor,
         active: Tensor,
     ) -> Tensor:
-        gradient = _flatten(gradients)
+        with exact_products():
+            return self._move(values, _flatten(gradients), losses, state=state, rate=rate, active=active)
+
+    def _move(
+        self,
+        values: Sequence[Tensor],
+        gradient: Tensor,
+        losses: Tensor,
+        *,
+        state: OptimizerState,
+        rate: Tensor,
+        active: Tensor,
+    ) -> Tensor:
         converged = gradient.abs().amax(1) <= self.tolerance_grad
         self._end_steps(state, losses, active)
         moving = active & ~state["waiting"] & ~converged
@@ -106,31 +119,45 @@ class LBFGS(Optimizer):
         stores = moving & (curvature > 1e-10)
         slot = state["stored"].remainder(self.history)
         victims = torch.arange(len(gradient), device=gradient.device)
-        for name, fresh in (("changes", change), ("bends", bend), ("curvature", curvature)):
-            old = state[name][slot, victims]
-            state[name][slot, victims] = torch.where(spread(stores, fresh), fresh, old)
-        scale = curvature / bend.square().sum(1)
-        state["scale"].copy_(torch.where(stores, scale, state["scale"]))
+        for name, fresh in (("changes", change), ("bends", bend)):
+            state[name][victims, slot] = torch.where(stores[:, None], fresh, state[name][victims, slot])
+
+        # products[v, i, j] = <change i, bend j>, of which one row and one column are new.
+        row, column = _times(state["bends"], change), _times(state["changes"], bend)
+        products = state["products"]
+        products[victims, slot] = torch.where(stores[:, None], row, products[victims, slot])
+        products[victims, :, slot] = torch.where(stores[:, None], column, products[victims, :, slot])
+        state["scale"].copy_(torch.where(stores, curvature / bend.square().sum(1), state["scale"]))
         state["stored"].add_(stores)
 
     def _direction(self, state: OptimizerState, gradient: Tensor) -> Tensor:
-        """Multiply the gradient by the inverse Hessian estimate: the two-loop recursion, newest pair first."""
-        stored = state["stored"].clamp(max=self.history)
-        # A captured graph cannot look at the counts, so it runs through the whole history.
-        depth = self.history if gradient.is_cuda else int(stored.max())
-        victims = torch.arange(len(gradient), device=gradient.device)
-        q, weights = -gradient, []
-        for age in range(depth):
-            slot, used = (state["stored"] - 1 - age).remainder(self.history), age < stored
-            ratio = (state["changes"][slot, victims] * q).sum(1) / state["curvature"][slot, victims]
-            weights.append(torch.where(used, ratio, 0))
-            q = q - weights[-1][:, None] * state["bends"][slot, victims]
-        q = q * state["scale"][:, None]
-        for age in reversed(range(depth)):
-            slot, used = (state["stored"] - 1 - age).remainder(self.history), age < stored
-            back = (state["bends"][slot, victims] * q).sum(1) / state["curvature"][slot, victims]
-            q = q + torch.where(used, weights[age] - back, 0)[:, None] * state["changes"][slot, victims]
-        return q
+        """Multiply the gradient by the inverse Hessian estimate.
+
+        This is the two-loop recursion with its loops written as what they are: substitutions in the triangular matrix
+        of products between changes and later bends. All victims and pairs are done in four matrix products.
+        """
+        age = torch.arange(self.history, device=gradient.device)
+        order = (state["stored"][:, None] - 1 - age.flip(0)).remainder(self.history)  # oldest first
+        used = age.flip(0) < state["stored"][:, None]
+        among = order[:, :, None].expand(-1, -1, self.history)
+        products = state["products"].gather(1, among).gather(2, among.transpose(1, 2))
+        both = used[:, :, None] & used[:, None, :]
+        upper = torch.where(both, products, 0).triu() + torch.diag_embed((~used).to(gradient.dtype))
+
+        def solve(matrix: Tensor, values: Tensor, *, upper: bool) -> Tensor:
+            known = torch.where(used, values, 0)[:, :, None]
+            solved: Tensor = torch.linalg.solve_triangular(matrix, known, upper=upper)
+            return solved.squeeze(2)
+
+        first = solve(upper, _times(state["changes"], gradient).gather(1, order), upper=True)
+        slots = torch.zeros_like(first).scatter(1, order, first)
+        rest = gradient - _combine(state["bends"], slots)
+        scaled = state["scale"][:, None] * rest
+        curvature = upper.diagonal(dim1=1, dim2=2)
+        wanted = curvature * first - _times(state["bends"], scaled).gather(1, order)
+        second = solve(upper.transpose(1, 2), wanted, upper=False)
+        slots = torch.zeros_like(second).scatter(1, order, second)
+        return -(scaled + _combine(state["changes"], slots))
 
     def _keep(
         self,
@@ -148,3 +175,13 @@ class LBFGS(Optimizer):
 
 def _flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten(1) for tensor in tensors], 1)
+
+
+def _times(vectors: Tensor, vector: Tensor) -> Tensor:
+    """Multiply (V, m, n) with (V, n) to (V, m)."""
+    return torch.bmm(vectors, vector[:, :, None]).squeeze(2)
+
+
+def _combine(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Add (V, m, n) up with weights (V, m) to (V, n)."""
+    return torch.bmm(weights[:, None], vectors).squeeze(1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradveil.engine._tapped import TappedGradients
 from gradveil.engine.gradients import Trial, gradient_function
 from gradveil.engine.runtime import Precision
 from gradveil.types import Gradients, Observation
@@ -16,7 +17,8 @@ class Matching:
     """What gradient matching compares.
 
     Args:
-        gradients: inputs (V, B, ...) and labels to trial gradients, differentiable in both.
+        gradients: inputs (V, B, ...) and labels to trial gradients, differentiable in both; zero where a defense that
+            the adversary knows of lets nothing through.
         target: the observed update, laid out in memory as the trial gradients are, so that no comparison copies it.
     """
 
@@ -38,11 +40,24 @@ def matching(observation: Observation, *, precision: Precision = "tf32") -> Matc
         precision=precision,
         trial=trial,
     )
-    target = tuple(tensor.detach() for tensor in observation.update)
-    if not observation.parameters and not observation.buffers:
+    target, masks = tuple(tensor.detach() for tensor in observation.update), _masks(observation)
+    if isinstance(function, TappedGradients):
         laid_out = function(trial.inputs, trial.labels).gradients
         target = tuple(_laid_out_like(t, g) for t, g in zip(target, laid_out, strict=True))
-    return Matching(lambda inputs, labels: function(inputs, labels).gradients, target)
+        masks = tuple(_laid_out_like(m, g) for m, g in zip(masks, laid_out, strict=True)) if masks else ()
+
+    def gradients(inputs: Tensor, labels: Tensor) -> Gradients:
+        trial = function(inputs, labels).gradients
+        return tuple(g * m for g, m in zip(trial, masks, strict=True)) if masks else trial
+
+    return Matching(gradients, target)
+
+
+def _masks(observation: Observation) -> Gradients:
+    """Return which entries an adversary who knows the defenses should match; nothing if that is all of them."""
+    seen = [defense.visible(observation.update) for defense in observation.defenses or ()]
+    masks = tuple(torch.stack(tensors).all(0) for tensors in zip(*seen, strict=True))
+    return () if all(bool(mask.all()) for mask in masks) else masks
 
 
 def memory_order(tensor: Tensor) -> list[int]:

@@ -113,6 +113,7 @@ def minimize(
         runtime: precision, progress, checkpoints.
 
     Example:
+        >>> from gradveil.engine import Adam
         >>> found = minimize(
         ...     lambda v: (v[0] - 3).square().sum(1), [Variable(start=torch.zeros(2, 4))], optimizer=Adam(), steps=200
         ... )

@@ -48,6 +48,7 @@ class Runtime:
         save_every: seconds between checkpoints.
         trace: keep the objective of every step.
         name: of this computation in progress and checkpoints.
+        threads: of the CPU; None leaves torch's choice, 1 is the fastest for small networks on a busy machine.
         probe: stop after so many steps without finishing, to measure memory.
     """
 
@@ -60,6 +61,7 @@ class Runtime:
     save_every: float = 20.0
     trace: bool = False
     name: str = "attack"
+    threads: int | None = None
     probe: int | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def numerics(self) -> Iterator[None]:
-        """Set the precision of matrix units, deterministic kernels and differentiable attention, and restore them."""
+        """Set precision, deterministic kernels, differentiable attention and threads, and restore them."""
         # The older switches `allow_tf32` raise in a program that uses these.
         before = (
             torch.backends.cuda.matmul.fp32_precision,
@@ -89,11 +91,25 @@ class Runtime:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat its bits
         units = "ieee" if self.precision == "float32" else "tf32"
         _set_numerics(units, units, not self.deterministic, self.deterministic, False)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads or threads)
         try:
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
                 yield
         finally:
+            torch.set_num_threads(threads)
             _set_numerics(*before)
+
+
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply matrices in full float32, also where a network may use tf32: curvature does not bear its rounding."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _set_numerics(matmul: str, convolution: str, benchmark: bool, deterministic: bool, warn_only: bool) -> None:
