@@ -6,6 +6,7 @@ what an adversary sees; attacks, defenses, metrics, data and models are folders 
 
 from gradveil import attacks, data, defenses, metrics, models
 from gradveil._scoring import Reference
+from gradveil._version import VERSION
 from gradveil.auditing import Audit, audit
 from gradveil.client import Client, Step, observe, step
 from gradveil.engine import Runtime, normalized
@@ -22,7 +23,7 @@ from gradveil.types import (
     Reconstruction,
 )
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Audit",

@@ -123,22 +123,42 @@ def audit(
         runtime: precision, chunk, progress, checkpoints.
 
     Example:
-        >>> from gradveil.attacks import InvertingGradients
+        >>> from gradveil.attacks import DLG
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Sigmoid(), nn.Linear(4, 3))
         >>> batch = Batch(torch.rand(2, 1, 1, 4, 4), torch.tensor([[0], [2]]))
-        >>> result = audit(batch, model, nn.functional.cross_entropy, attack=InvertingGradients(steps=5))
-        >>> result.guess.inputs.shape
+        >>> audit(batch, model, nn.functional.cross_entropy, attack=DLG(steps=2)).guess.inputs.shape
         torch.Size([2, 1, 1, 4, 4])
     """
     client = Client(
-        model=model,
-        loss=loss,
-        defenses=tuple(defenses),
-        local=local or LocalTraining(),
-        mode=mode,
-        pool=pool,
+        model=model, loss=loss, defenses=tuple(defenses), local=local or LocalTraining(), mode=mode, pool=pool
     )
-    runtime, seconds = runtime or Runtime(), {}
+    taken, seconds = _timed_step(
+        batch, client, seed=seed, knowledge=knowledge, auxiliary=auxiliary, parameters=parameters, buffers=buffers
+    )
+    judging = Judging(metrics=tuple(metrics), reference=reference)
+    result = attack_and_judge(taken, attack, judging=judging, seed=seed, runtime=runtime or Runtime())
+    return replace(result, seconds={"client": seconds, **result.seconds})
+
+
+def attack_and_judge(taken: Step, attack: Attack, *, judging: Judging, seed: int, runtime: Runtime) -> Audit:
+    """Run an attack behind the wall, and bring the truth to what it guessed."""
+    began = time.monotonic()
+    guess = attack(taken.observation, streams=Streams(seed=seed, purpose="attack"), runtime=runtime)
+    seconds = time.monotonic() - began
+    result = judge_guess(taken, attack, guess, judging=judging, seed=seed, runtime=runtime)
+    return replace(result, seconds={"attack": seconds, **result.seconds})
+
+
+def _timed_step(
+    batch: Batch,
+    client: Client,
+    *,
+    seed: int,
+    knowledge: Knowledge,
+    auxiliary: Auxiliary | None,
+    parameters: State | None,
+    buffers: State | None,
+) -> tuple[Step, float]:
     began = time.monotonic()
     taken = step(
         batch,
@@ -149,13 +169,7 @@ def audit(
         parameters=parameters,
         buffers=buffers,
     )
-    seconds["client"] = time.monotonic() - began
-    began = time.monotonic()
-    guess = attack(taken.observation, streams=Streams(seed=seed, purpose="attack"), runtime=runtime)
-    seconds["attack"] = time.monotonic() - began
-    judging = Judging(metrics=tuple(metrics), reference=reference)
-    result = judge_guess(taken, attack, guess, judging=judging, seed=seed, runtime=runtime)
-    return replace(result, seconds={**seconds, **result.seconds})
+    return taken, time.monotonic() - began
 
 
 def judge_guess(

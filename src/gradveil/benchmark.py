@@ -117,7 +117,8 @@ def _plain_loop(observation: Observation, iterations: int) -> float:
     parameters = list(observation.model.parameters())
     target, labels = [tensor[0] for tensor in observation.update], observation.labels
     assert labels is not None
-    image = torch.randn(observation.input_shape, device=observation.device, requires_grad=True)
+    streams = Streams(seed=0, purpose="bench").bind(1)
+    image = streams.normal("start", observation.input_shape, like=observation.update[0])[0].requires_grad_()
     optimizer = torch.optim.Adam([image], lr=0.1)
 
     def iterate(times: int) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from gradveil import data, record
 from gradveil._networks import Prepared, prepare, threads_for
 from gradveil._scoring import Reference
-from gradveil.auditing import Audit, Judging, judge_guess
+from gradveil.auditing import Audit, Judging, attack_and_judge
 from gradveil.client import Client, step
 from gradveil.data import Dataset
 from gradveil.engine import Progress, Runtime
@@ -143,17 +143,14 @@ def _audit(
         knowledge=parse_knowledge(spec.knowledge),
     )
     stepped = time.monotonic()
-    attack = cell.build_attack()
-    guess = attack(taken.observation, streams=Streams(seed=spec.seed, purpose="attack"), runtime=runtime)
-    attacked = time.monotonic()
     judging = Judging(
         metrics=build_metrics(spec),
         reference=Reference(split.inputs(), split.labels),
         decoys=spec.decoys,
         null_victims=spec.null_victims,
     )
-    result = judge_guess(taken, attack, guess, judging=judging, seed=spec.seed, runtime=runtime)
-    return replace(result, seconds={"client": stepped - began, "attack": attacked - stepped, **result.seconds})
+    result = attack_and_judge(taken, cell.build_attack(), judging=judging, seed=spec.seed, runtime=runtime)
+    return replace(result, seconds={"client": stepped - began, **result.seconds})
 
 
 def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, dataset: Dataset) -> Record:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gradveil._version import VERSION
 from gradveil.errors import RecordError
 from gradveil.storage import write_atomically
 
@@ -234,8 +235,9 @@ def about_this_run(*, seconds: Mapping[str, float], chunk: int, device: torch.de
         chunk=chunk,
         device=name,
         versions={
+            "gradveil": VERSION,
             "python": platform.python_version(),
-            **{name: _version(name) for name in ("gradveil", "torch", "numpy")},
+            **{name: _version(name) for name in ("torch", "numpy")},
         },
     )
 
@@ -244,7 +246,7 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "source tree"
+        return "unknown"
 
 
 def _build(kind: Any, content: Any) -> Any:

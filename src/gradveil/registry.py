@@ -6,6 +6,7 @@ A method is written `name` or `name:field=value,field=value`; a value without a 
 import dataclasses
 import importlib
 import pkgutil
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ def parse_settings(leaf: type, settings: str, where: str) -> dict[str, Any]:
         field = field.strip().replace("-", "_")
         if field not in known:
             raise unknown_name(f"setting of {where}", field, known)
+        if field in arguments:
+            raise SpecError(f"{where} gets {field} twice; give it once")
         arguments[field] = convert(value.strip(), hints[field], f"{where}: {field}")
     return arguments
 
@@ -96,7 +99,8 @@ def convert(text: str, kind: Any, where: str) -> Any:
             return next(o for o in options if str(o) == text)
         raise SpecError(f"{where} must be one of {', '.join(map(str, options))}, got '{text}'")
     if origin is tuple:
-        return tuple(convert(item, options[0], where) for item in text.split("+") if item)
+        items = re.split(r"(?<![eE])\+", text)  # the plus of an exponent separates nothing
+        return tuple(convert(item, options[0], where) for item in items if item)
     return _convert_plain(text, kind, where)
 
 
@@ -106,7 +110,8 @@ def _convert_plain(text: str, kind: Any, where: str) -> Any:
             return text.lower() in {"true", "yes", "on", "1"}
         raise SpecError(f"{where} must be true or false, got '{text}'")
     try:
-        return kind(float(text)) if kind is int and float(text) == int(float(text)) else kind(text)
+        whole = kind is int and re.fullmatch(r"[+-]?\d+", text) is None and float(text) == int(float(text))
+        return int(float(text)) if whole else kind(text)
     except (ValueError, TypeError, OverflowError):
         raise SpecError(f"{where} must be of type {getattr(kind, '__name__', kind)}, got '{text}'") from None
 

@@ -40,7 +40,8 @@ class AuditSpec:
         defenses: `none`, a defense, or several joined by ` + `.
         attacks: such as `inverting-gradients:steps=4800`.
         metrics: to score with.
-        knowledge: granted to the adversary: labels, buffers, local-training, defenses, auxiliary.
+        knowledge: granted to the adversary: labels, buffers, local-training, defenses, auxiliary; by default it knows
+            the labels and the defenses, as a careful audit assumes.
         mode: of batch norm at the client.
         seed: of all randomness.
         model_seed: of the network's initial weights.
@@ -63,7 +64,7 @@ class AuditSpec:
     defenses: tuple[str, ...] = ("none",)
     attacks: tuple[str, ...] = ("inverting-gradients",)
     metrics: tuple[str, ...] = ("psnr", "ssim", "registered-psnr", "rmse")
-    knowledge: tuple[str, ...] = ("labels",)
+    knowledge: tuple[str, ...] = ("labels", "defenses")
     mode: Mode = "eval"
     seed: int = 0
     model_seed: int = 0

@@ -14,8 +14,14 @@ from torch import Tensor
 from gradveil.errors import RecordError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a crash, a full disk or a second writer never leaves half of it."""
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file so that a crash, a full disk or a second writer never leaves half of it.
+
+    Args:
+        path: of the file; its folder is made.
+        content: of the file.
+        private: let the owner alone read it.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -26,7 +32,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
+        Path(name).chmod(0o600 if private else 0o644)
         Path(name).replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
@@ -42,7 +48,7 @@ def _cannot_write(path: Path, error: OSError) -> RecordError:
 
 @dataclass(frozen=True, slots=True)
 class TensorFolder:
-    """A folder of named tensor states, one safetensors file each; keeps unfinished computations.
+    """A folder of named tensor states, one safetensors file each; keeps unfinished computations for their owner.
 
     Args:
         path: of the folder; it is made when the first state is saved.
@@ -61,7 +67,7 @@ class TensorFolder:
     def save(self, name: str, state: dict[str, Tensor]) -> None:
         """Keep a state."""
         content = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
-        write_atomically(self._file(name), save_tensors(content))
+        write_atomically(self._file(name), save_tensors(content), private=True)
 
     def clear(self) -> None:
         """Remove all states and the folder."""

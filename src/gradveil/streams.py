@@ -49,10 +49,9 @@ class Streams:
         return replace(self, keys=kept)
 
     def repeat(self, times: int) -> Self:
-        """Give every victim `times` streams of its own, in the order of `Observation.repeat`."""
-        if times == 1:
-            return self
-        return replace(self, keys=tuple((*key, restart) for key in self.keys for restart in range(times)))
+        """Give every victim `times` streams of its own, in the order of `Observation.repeat`; its first stays."""
+        numbers = [() if restart == 0 else (restart,) for restart in range(times)]
+        return replace(self, keys=tuple((*key, *number) for key in self.keys for number in numbers))
 
     def fork(self, name: str) -> Self:
         """Open a separate family of streams, for a part of a run that must not disturb the rest."""

@@ -143,6 +143,10 @@ class LocalTraining:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         if self.lr <= 0:
             raise ValueError(f"lr must be above 0, got {self.lr}")
+        if self.local_batch_size is not None and self.local_batch_size < 1:
+            raise ValueError(f"local_batch_size must be at least 1, got {self.local_batch_size}")
+        if self.shares == "gradient" and self.local_batch_size is not None:
+            raise ValueError("a client that shares the gradient of one step takes its whole batch, not a local one")
         if self.shares == "gradient" and self.steps > 1:
             raise ValueError(f"a client of {self.steps} local steps shares a difference or weights, not a gradient")
 

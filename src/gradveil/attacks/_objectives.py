@@ -40,7 +40,7 @@ def cosine_distance(trial: Gradients, target: Gradients) -> Tensor:
     """Return (V,) one minus the cosine over all parameters together, to a target of length 1."""
     pairs = [_Products.apply(a, b) for a, b in zip(trial, target, strict=True)]  # type: ignore[no-untyped-call]
     squares, products = torch.stack([torch.stack(pair) for pair in pairs]).sum(0)
-    cosine: Tensor = products / squares.sqrt().clamp_min(1e-12)
+    cosine: Tensor = products / squares.clamp_min(1e-24).sqrt()
     return 1 - cosine
 
 
