@@ -35,6 +35,8 @@ class NormMode(TorchFunctionMode):
             return _layer_norm(*args, **kwargs)
         if func is F.instance_norm:
             return _instance_norm(*args, **kwargs)
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
         if func is F.batch_norm:
             call = batch_norm_arguments(*args, **kwargs)
             if call["training"]:
@@ -120,3 +122,9 @@ def _instance_norm(
 ) -> Tensor:
     normalized = F.instance_norm(input, running_mean, running_var, None, None, use_input_stats, momentum, eps)
     return affine(normalized, weight, bias)
+
+
+def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
+    """Give a weight its length; the fused kernel of a GPU has no second derivative inside `vmap`."""
+    scaled: Tensor = direction * (length / torch.norm_except_dim(direction, 2, dim))
+    return scaled
