@@ -25,16 +25,19 @@ def to_rich(rows: Sequence[Row]) -> Table:
         >>> to_rich([]).row_count
         0
     """
+    shared = _shared(rows)
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, caption_justify="left")
+    if shared:
+        table.title, table.title_justify = Text(shared, style="bold"), "left"
     table.add_column("", no_wrap=True)
-    for heading in ("defense", "attack, model"):
-        table.add_column(heading, overflow="fold", ratio=1)
+    for heading in ("defense", "" if shared else "attack, model"):
+        table.add_column(heading, overflow="fold", ratio=None if shared else 1)
     for heading in ("PSNR\nmean", "\nworst", "SSIM\nmean", "\nworst", "found\nfirst", "labels\nfound", "model\nacc."):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", width=9)
 
     for row in rows:
-        table.add_row(*_cell(row))
+        table.add_row(*_cell(row, "" if shared else f"{_attack(row)}\n{row.model}, {row.state}"))
     table.add_section()
     for line in null_lines(rows):
         table.add_row(*_null(line, len(rows)), style="dim")
@@ -42,12 +45,22 @@ def to_rich(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cell(row: Row) -> list[Text | str]:
+def _shared(rows: Sequence[Row]) -> str:
+    """Return the attack and the network that all rows have in common; empty if they differ."""
+    found = {f"{spaced(row.attack)} on {row.model}, {row.state}" for row in rows}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _attack(row: Row) -> str:
+    return f"{spaced(row.attack)}{' (adaptive)' if row.adaptive else ''}"
+
+
+def _cell(row: Row, attack: str) -> list[Text | str]:
     found = preferred(row.identification, VERDICT_VIEWS)
     return [
         str(row.number),
         Text(spaced(row.defense)),
-        Text(f"{spaced(row.attack)}{' (adaptive)' if row.adaptive else ''}\n{row.model}, {row.state}"),
+        Text(attack),
         *_scores(_find(row.metrics, "psnr"), decimals=1),
         *_scores(_find(row.metrics, "ssim"), decimals=2),
         percent(row.identification[found[0]].rate if found else None),
