@@ -1,0 +1,125 @@
+"""The saved result of a search: every policy with its scores, the best, and the hybrid made of them."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gradveil.errors import RecordError, SpecError
+from gradveil.record import Run
+from gradveil.storage import write_atomically
+from gradveil.transforms import Hybrid, parse_policy, share_functions
+
+FILE = "search.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPolicy:
+    """One policy of a search.
+
+    Args:
+        policy: in canonical form.
+        accuracy: S_acc; higher leaves more to learn.
+        accuracy_error: its standard error over rounds, None for one round.
+        privacy: S_pri; lower is more private. None where the policy was rejected before it was scored.
+        privacy_error: its standard error over images.
+        origin: given, random or evolved.
+    """
+
+    policy: str
+    accuracy: float
+    accuracy_error: float | None = None
+    privacy: float | None = None
+    privacy_error: float | None = None
+    origin: Literal["given", "random", "evolved"] = "random"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """A search, finished or under way.
+
+    Args:
+        spec: everything that is needed to run it again.
+        status: `running` until the budget is spent.
+        threshold: accuracy score from which on a policy is kept.
+        scored: every policy, in the order they were scored.
+        best: those that pass, most private first, at most as many as were wanted.
+        hybrid: the best ones without a common function, joined; empty where none pass.
+        passed: share of the drawn policies that pass; policies that were given do not count.
+        run: date, timings, device, versions; None while running.
+        format: of this file.
+    """
+
+    spec: dict[str, Any]
+    status: Literal["running", "done"]
+    threshold: float
+    scored: list[ScoredPolicy]
+    best: list[ScoredPolicy] = field(default_factory=list)
+    hybrid: str = ""
+    passed: float = 0.0
+    run: Run | None = None
+    format: int = FORMAT
+
+
+def write(record: SearchRecord, folder: Path) -> None:
+    """Write `search.json`, whole or not at all."""
+    write_atomically(folder / FILE, json.dumps(dataclasses.asdict(record), indent=1, allow_nan=False).encode())
+
+
+def read(folder: Path) -> SearchRecord:
+    """Read a search from its folder or file."""
+    file = folder / FILE if folder.is_dir() else folder
+    try:
+        content = json.loads(file.read_text())
+        if content.get("format") != FORMAT:
+            raise RecordError(f"{file} has format {content.get('format')}, this version reads {FORMAT}; search again")
+        lists = {name: [ScoredPolicy(**entry) for entry in content[name]] for name in ("scored", "best")}
+        run = Run(**content["run"]) if content["run"] else None
+        return SearchRecord(**{**content, **lists, "run": run})
+    except FileNotFoundError as error:
+        raise RecordError(f"there is no search at {file}; name a run folder of `gradveil search`") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError) as error:
+        raise RecordError(f"{file} is not a search of GradVeil ({error}); search again") from error
+
+
+def ranked(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredPolicy]:
+    """Sort the policies that pass the threshold, most private first.
+
+    Example:
+        >>> some = [ScoredPolicy(policy="3", accuracy=-70, privacy=0.4), ScoredPolicy(policy="1", accuracy=-90)]
+        >>> [entry.policy for entry in ranked(some, threshold=-85)]
+        ['3']
+    """
+    passing = [entry for entry in scored if entry.accuracy >= threshold and entry.privacy is not None]
+    return sorted(passing, key=lambda entry: (math.inf if entry.privacy is None else entry.privacy, entry.policy))
+
+
+def build_hybrid(policies: Sequence[str], *, size: int = 2) -> Hybrid:
+    """Join the first policies of a ranking that have no function in common with those before (Sec. 4.4).
+
+    Args:
+        policies: best first.
+        size: policies of the hybrid at most.
+
+    Example:
+        >>> str(build_hybrid(["3-1-7", "3-18", "43-18-18"]))
+        '3-1-7+43-18-18'
+    """
+    chosen: list[str] = []
+    longest = max((len(text.split("-")) for text in policies), default=1)
+
+    def parsed(text: str) -> Hybrid:
+        return parse_policy(text, longest=longest)
+
+    if not policies:
+        raise SpecError("a hybrid is made of at least one policy, got none; lower the threshold or search more")
+    for text in policies:
+        (policy,) = parsed(text).policies
+        clash = any(share_functions(policy, parsed(other).policies[0]) for other in chosen)
+        if not clash and not policy.identity and len(chosen) < size:
+            chosen.append(text)
+    return parsed("+".join(chosen))

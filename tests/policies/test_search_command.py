@@ -1,0 +1,87 @@
+"""`gradveil search` on the command line, and the contact sheet."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from gradveil.cli.search import app
+from gradveil.errors import DataError, SpecError
+from gradveil.policies import contact_sheet, read
+from gradveil.transforms import Variants, parse_policy, transform_bytes
+
+SMALL = [
+    "--dataset", "digits", "--model", "mlp:hidden=8", "--policies", "4", "--threshold", "-1e9", "--include", "3-1-7",
+    "--settings", "images=3,rounds=2,round_size=8,intervals=2,batch=3", "--training", "epochs=1,lr=0.01",
+    "--precision", "float32", "--device", "cpu",
+]  # fmt: skip
+
+
+def call(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_searches_and_keeps_a_record_that_the_same_command_returns(tmp_path: Path) -> None:
+    shown = call(*SMALL, "--out", str(tmp_path), "--quiet")
+    record = read(tmp_path)
+    assert record.status == "done"
+    assert len(record.scored) == 2 + 4
+    assert record.hybrid in shown
+    again = json.loads(call(*SMALL, "--out", str(tmp_path), "--json"))
+    assert [entry["policy"] for entry in again["scored"]] == [entry.policy for entry in record.scored]
+    assert again["run"]["date"] == record.run.date if record.run else False
+
+
+def test_says_what_to_do_where_nothing_passes(tmp_path: Path) -> None:
+    arguments = [*SMALL[: SMALL.index("--threshold")], "--threshold", "0", *SMALL[SMALL.index("--include") :]]
+    assert "lower --threshold" in call(*arguments, "--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--settings", "images=0"], "images must be at least 1"),
+        (["--method", "magic"], "method must be random or evolution"),
+        (["--include", "3-50"], "'50' at position 3"),
+        (["--training", "lr=-1"], "lr must be above 0"),
+        (["--precision", "half"], "precision must be one of"),
+        (["--device", "abacus"], "device"),
+    ],
+)
+def test_refuses_wrong_use_in_one_sentence(arguments: list[str], complaint: str) -> None:
+    with pytest.raises(SpecError, match=complaint):
+        call(*arguments)
+
+
+def test_shows_a_policy_as_a_contact_sheet(tmp_path: Path) -> None:
+    file = tmp_path / "sheet.png"
+    shown = call("show", "3-1-7+9", "--dataset", "digits", "--images", "3", "--out", str(file))
+    assert "translate-x 9, contrast 6, translate-y 2" in shown
+    with Image.open(file) as sheet:
+        assert sheet.size == (260 + 3 * 76, (1 + 8 + 1 + 1) * 76)
+    with pytest.raises(SpecError, match="'99' at position 1"):
+        call("show", "99")
+    with pytest.raises(SpecError, match="index of a test image"):
+        call("show", "3", "--start", "100000")
+
+
+def test_the_sheet_holds_the_image_above_its_transformed_forms() -> None:
+    images = torch.randint(256, (2, 3, 40, 40), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    with Image.open(io.BytesIO(contact_sheet(parse_policy("1"), images))) as sheet:
+        pixels = torch.from_numpy(np.array(sheet)).permute(2, 0, 1)[:, ::2, ::2]  # shown at twice the size
+    made = transform_bytes(images, Variants(torch.tensor([[1], [1]]), torch.tensor([[-1], [-1]])))
+    left = 130 + 42
+    assert torch.equal(pixels[:, :40, left : left + 40], images[1])
+    assert torch.equal(pixels[:, 2 * 42 : 2 * 42 + 40, left : left + 40], made[1])
+
+
+def test_the_sheet_refuses_what_is_no_image() -> None:
+    with pytest.raises(DataError, match="bytes"):
+        contact_sheet(parse_policy("1"), torch.zeros(1, 3, 8, 8))
