@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradveil.defenses import StepDefense, StepResult
-from gradveil.engine import GradientFunction, Runtime, Trial, gradient_function, in_chunks
-from gradveil.errors import DataError
+from gradveil.defenses import StackedNetwork, StepDefense, StepResult
+from gradveil.engine import Runtime, in_chunks
 from gradveil.streams import Streams
-from gradveil.types import Gradients, LocalTraining, LossFn, Mode, Protected, State
+from gradveil.types import Gradients, LocalTraining, Protected, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,138 +20,101 @@ class Trained:
         update: the gradient, the difference (before minus after) or the weights, as `LocalTraining.shares` says.
         protected: what the model saw.
         buffers: (V, *shape) running statistics after training, in train mode.
-        num_classes: K.
+        private: (V, *shape) the client's own parameters after training, by name.
     """
 
     update: Gradients
     protected: Protected
     buffers: State
-    num_classes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Network:
-    """What is trained, and in which way its gradient is computed."""
-
-    model: nn.Module
-    loss: LossFn
-    names: tuple[str, ...]
-    mode: Mode
-    step_defense: StepDefense | None
-    runtime: Runtime
-
-    def gradient(
-        self, data: Protected, parameters: State, buffers: State, sensitive: Tensor | None, streams: Streams
-    ) -> StepResult:
-        """Compute the gradient of one step."""
-        function = gradient_function(
-            self.model,
-            self.loss,
-            names=self.names,
-            mode=self.mode,
-            parameters=parameters,
-            buffers=buffers,
-            precision=self.runtime.precision,
-            trial=None if parameters or buffers else Trial.like(data.inputs[0], self.num_classes(data)),
-        )
-        if self.step_defense is None:
-            return _plain(function, data)
-        return self.step_defense.gradient(function, data, sensitive=sensitive, streams=streams)
-
-    def num_classes(self, data: Protected) -> int:
-        """Ask the model for the number of its outputs."""
-        training = {module: module.training for module in self.model.modules()}
-        with torch.no_grad():
-            classes = int(self.model.eval()(data.inputs[0]).shape[-1])
-        for module, was in training.items():
-            module.training = was
-        if data.labels.ndim == 2 and int(data.labels.max()) >= classes:
-            raise DataError(f"labels must be below the model's {classes} outputs, got {int(data.labels.max())}")
-        return classes
+    private: State
 
 
 def local_update(
     data: Protected,
     local: LocalTraining,
     *,
-    model: nn.Module,
-    loss: LossFn,
-    names: tuple[str, ...],
-    mode: Mode,
+    network: StackedNetwork,
     step_defense: StepDefense | None,
     sensitive: Tensor | None,
-    parameters: State,
-    buffers: State,
-    streams: Streams,
-    runtime: Runtime,
 ) -> Trained:
     """Train V clients from the model they were sent, and return what they share before update defenses."""
-    summed = local.reduction == "sum"
-    network = _Network(
-        model=model,
-        loss=_times_batch(loss) if summed else loss,
-        names=names,
-        mode=mode,
-        step_defense=step_defense,
-        runtime=runtime,
-    )
-    classes = network.num_classes(data)
 
-    def run(victims: slice, _runtime: Runtime) -> Trained:
-        state = {name: t[victims] for name, t in parameters.items()}, {name: t[victims] for name, t in buffers.items()}
+    def run(victims: slice, runtime: Runtime) -> Trained:
+        own = replace(network.select(victims), runtime=runtime)
         mask = None if sensitive is None else sensitive[victims]
-        some, own = data.select(victims), streams.select(victims)
-        if local.shares == "gradient":
-            result = network.gradient(some, *state, mask, own)
-            return Trained(
-                update=result.gradients, protected=result.protected, buffers=result.buffers, num_classes=classes
-            )
-        return _several_steps(network, some, local, state, mask, own, classes)
+        train = _one_gradient if local.shares == "gradient" else _several_steps
+        return train(own, data.select(victims), local, step_defense, mask)
 
-    with runtime.numerics():
-        parts, _ = in_chunks(run, len(data.inputs), device=data.inputs.device, runtime=runtime)
+    with network.runtime.numerics():
+        parts, _ = in_chunks(run, len(data.inputs), device=data.inputs.device, runtime=network.runtime)
     return _join(parts)
 
 
-def _plain(function: GradientFunction, data: Protected) -> StepResult:
-    found = function(data.inputs, data.labels)
+def _gradient(
+    network: StackedNetwork, data: Protected, step_defense: StepDefense | None, sensitive: Tensor | None
+) -> StepResult:
+    """Compute the gradient of one step, in the way of the step defense if there is one."""
+    if step_defense is not None:
+        return step_defense.gradient(network, data, sensitive=sensitive, streams=network.streams)
+    found = network(data.inputs, data.labels)
     return StepResult(tuple(g.detach() for g in found.gradients), data, _detached(found.buffers))
 
 
-def _several_steps(
-    network: _Network,
+def _one_gradient(
+    network: StackedNetwork,
     data: Protected,
     local: LocalTraining,
-    state: tuple[State, State],
+    step_defense: StepDefense | None,
     sensitive: Tensor | None,
-    streams: Streams,
-    classes: int,
 ) -> Trained:
-    victims = len(data.inputs)
-    shared = dict(network.model.named_parameters())
-    fixed = {name: tensor for name, tensor in state[0].items() if name not in network.names}
-    before = {n: state[0].get(n, shared[n].detach().expand(victims, *shared[n].shape)) for n in network.names}
-    weights, buffers = dict(before), dict(state[1])
+    """Share the gradient; the private parameters, which the server does not move, take the client's own step."""
+    result = _gradient(network, data, step_defense, sensitive)
+    gradients = dict(zip(network.names, result.gradients, strict=True))
+    before = _weights(network, len(data.inputs))
+    own = {name: before[name] for name in network.names if name not in network.shared}
+    return Trained(
+        update=tuple(gradients[name] for name in network.shared),
+        protected=result.protected,
+        buffers=result.buffers,
+        private=move(own, gradients, local, {}, 0),
+    )
+
+
+def _several_steps(
+    network: StackedNetwork,
+    data: Protected,
+    local: LocalTraining,
+    step_defense: StepDefense | None,
+    sensitive: Tensor | None,
+) -> Trained:
+    before = _weights(network, len(data.inputs))
+    weights, buffers = dict(before), dict(network.buffers)
     momenta: dict[str, Tensor] = {}
     protected = data
     for number in range(local.steps):
-        rows = _rows(local, data.inputs.shape[1], number, streams, data.inputs.device)
-        result = network.gradient(
-            _take(data, rows),
-            {**fixed, **weights},
-            buffers,
-            _take_mask(sensitive, rows),
-            streams.fork(f"step-{number}"),
+        rows = _rows(local, data.inputs.shape[1], number, network.streams, data.inputs.device)
+        current = replace(
+            network,
+            parameters={**network.parameters, **weights},
+            buffers=buffers,
+            streams=network.streams.fork(f"step-{number}"),
         )
+        result = _gradient(current, _take(data, rows), step_defense, _take_mask(sensitive, rows))
         buffers = {**buffers, **result.buffers}
         protected = result.protected if rows is None else protected
         gradients = dict(zip(network.names, result.gradients, strict=True))
         weights = move(weights, gradients, local, momenta, number)
-    after = tuple(weights[name] for name in network.names)
-    update = after
+    update = tuple(weights[name] for name in network.shared)
     if local.shares == "difference":
-        update = tuple(b - a for b, a in zip((before[name] for name in network.names), after, strict=True))
-    return Trained(update=update, protected=protected, buffers=_detached(buffers), num_classes=classes)
+        update = tuple(before[name] - weights[name] for name in network.shared)
+    private = {name: weights[name] for name in network.names if name not in network.shared}
+    return Trained(update=update, protected=protected, buffers=_detached(buffers), private=private)
+
+
+def _weights(network: StackedNetwork, victims: int) -> dict[str, Tensor]:
+    """Return the (V, *shape) weights by which the network is differentiated."""
+    shared = {name: network.model.get_parameter(name).detach() for name in network.names}
+    return {n: network.parameters.get(n, tensor.expand(victims, *tensor.shape)) for n, tensor in shared.items()}
 
 
 def move(
@@ -212,10 +174,6 @@ def _gather(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor[victims, rows]
 
 
-def _times_batch(loss: LossFn) -> LossFn:
-    return lambda outputs, labels: loss(outputs, labels) * len(outputs)
-
-
 def _detached(state: State) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items()}
 
@@ -231,4 +189,5 @@ def _join(parts: list[Trained]) -> Trained:
             *(torch.cat([getattr(s, name) for s in seen]) for name in ("inputs", "labels", "origin", "weights"))
         ),
         buffers={name: torch.cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
+        private={name: torch.cat([part.private[name] for part in parts]) for name in parts[0].private},
     )

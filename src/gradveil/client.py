@@ -1,15 +1,24 @@
 """The client's step: the only place where a private batch becomes an observation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from gradveil._local import local_update
-from gradveil.defenses import DataDefense, Defense, ModelDefense, StepDefense, UpdateDefense
+from gradveil._local import Trained, local_update
+from gradveil.defenses import (
+    DataDefense,
+    Defense,
+    ModelDefense,
+    Shared,
+    StackedNetwork,
+    StepDefense,
+    UpdateDefense,
+)
 from gradveil.engine import Runtime, trainable
-from gradveil.errors import DataError, SpecError
+from gradveil.engine.runtime import is_out_of_memory
+from gradveil.errors import DataError, SpecError, UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import (
     Auxiliary,
@@ -25,13 +34,22 @@ from gradveil.types import (
     State,
 )
 
+_MODEL = "model/"  # what model defenses keep; update defenses keep theirs below their number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Both sides of the wall: what the adversary sees, and what only the auditor has."""
+    """Both sides of the wall.
+
+    Args:
+        observation: what the adversary sees.
+        evidence: what only the auditor has.
+        kept: what the clients keep for their next round, (V, *shape) by name; it never leaves them.
+    """
 
     observation: Observation
     evidence: Evidence
+    kept: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +107,7 @@ def step(
     auxiliary: Auxiliary | None = None,
     parameters: State | None = None,
     buffers: State | None = None,
+    kept: State | None = None,
     runtime: Runtime | None = None,
 ) -> Step:
     """Train on private batches and share the protected updates of V clients.
@@ -101,51 +120,61 @@ def step(
         auxiliary: public material for the adversary.
         parameters: (V, *shape) weights by name, where the clients' models differ.
         buffers: (V, *shape) buffers by name, where they differ.
+        kept: what the clients kept from their last round; None for their first, which begins with `begin`.
         runtime: precision and chunk.
     """
     check(batch)
     streams = streams.bind(batch.victims)
-    names = trainable(_sent(client))
-    trained = local_update(
-        protect_data(batch, client, streams=streams),
-        client.local,
-        model=client_model(client),
-        loss=client_loss(client),
-        names=names,
-        mode=client.mode,
-        step_defense=client.step_defense,
-        sensitive=batch.sensitive,
-        parameters={**(parameters or {}), **_private(client, streams)},
+    kept = begin(client, streams=streams) if kept is None else kept
+    private = _below(kept, _MODEL)
+    data = protect_data(batch, client, streams=streams)
+    network = stacked_network(
+        client,
+        data,
+        parameters={**(parameters or {}), **private},
         buffers=buffers or {},
         streams=streams,
         runtime=runtime or Runtime(precision="float32"),
     )
-    update = protect_update(trained.update, client, streams=streams)
-    observation = Observation(
+    trained = local_update(
+        data, client.local, network=network, step_defense=client.step_defense, sensitive=batch.sensitive
+    )
+    shared = share_update(trained.update, client, kept=kept, streams=streams)
+    evidence = Evidence(
+        batch=batch,
+        protected=trained.protected,
+        clean=trained.update,
+        update=shared.update,
+        buffers_after=trained.buffers,
+    )
+    observation = replace(
+        _observation(client, network, trained, shared.update, knowledge),
+        auxiliary=auxiliary if Knowledge.AUXILIARY in knowledge else None,
+        parameters=parameters,
+        buffers=buffers,
+    )
+    own = _above({**private, **trained.private}, _MODEL)
+    return Step(observation=observation, evidence=evidence, kept={**own, **shared.kept})
+
+
+def _observation(
+    client: Client, network: StackedNetwork, trained: Trained, update: Gradients, knowledge: Knowledge
+) -> Observation:
+    """Let the adversary see what leaves the clients, and what it is granted of them."""
+    return Observation(
         model=_sent(client),
         mode=client.mode,
-        names=names,
+        names=network.shared,
         update=update,
         loss=client.loss,
         input_shape=_four(trained.protected.inputs.shape[1:]),
-        num_classes=trained.num_classes,
+        num_classes=network.num_classes,
         knowledge=knowledge,
         labels=trained.protected.labels if Knowledge.LABELS in knowledge else None,
         local=client.local if Knowledge.LOCAL_TRAINING in knowledge else None,
         buffers_after=trained.buffers if Knowledge.BUFFERS in knowledge else None,
         defenses=client.defenses if Knowledge.DEFENSES in knowledge else None,
-        auxiliary=auxiliary if Knowledge.AUXILIARY in knowledge else None,
-        parameters=parameters,
-        buffers=buffers,
     )
-    evidence = Evidence(
-        batch=batch,
-        protected=trained.protected,
-        clean=trained.update,
-        update=update,
-        buffers_after=trained.buffers,
-    )
-    return Step(observation=observation, evidence=evidence)
 
 
 def observe(
@@ -190,6 +219,10 @@ def check(batch: Batch) -> None:
         )
     if labels.ndim == 2 and (labels.dtype != torch.long or int(labels.min()) < 0):
         raise DataError(f"class labels must be int64 and at least 0, got {labels.dtype} from {labels.min()}")
+    if labels.ndim == 3 and not (labels.is_floating_point() and bool(((labels >= 0) & (labels < torch.inf)).all())):
+        raise DataError(f"soft labels must be floating-point, finite and at least 0, got {labels.dtype}")
+    if batch.sensitive is not None and batch.sensitive.shape != inputs.shape[:2]:
+        raise DataError(f"sensitive must be {tuple(inputs.shape[:2])} like labels, got {tuple(batch.sensitive.shape)}")
 
 
 def protect_data(batch: Batch, client: Client, *, streams: Streams) -> Protected:
@@ -201,17 +234,75 @@ def protect_data(batch: Batch, client: Client, *, streams: Streams) -> Protected
 
 
 def protect_update(update: Gradients, client: Client, *, streams: Streams) -> Gradients:
-    """Apply the update defenses."""
-    for defense in client.update_defenses:
-        update = defense.apply(update, streams=streams)
-    return update
+    """Apply the update defenses, in a client's first round."""
+    return share_update(update, client, kept={}, streams=streams).update
+
+
+def share_update(update: Gradients, client: Client, *, kept: State, streams: Streams) -> Shared:
+    """Apply the update defenses in any round, and return what they keep for the next one."""
+    left: dict[str, Tensor] = {}
+    for number, defense in enumerate(client.update_defenses):
+        place = f"update-{number}/"
+        shared = defense.share(update, kept=_below(kept, place), streams=streams)
+        update = shared.update
+        left |= _above(shared.kept, place)
+    return Shared(update, left)
+
+
+def begin(client: Client, *, streams: Streams) -> State:
+    """Make what V clients keep for themselves over all rounds, such as a private head: (V, *shape) by name."""
+    tensors: dict[str, Tensor] = {}
+    for defense in client.model_defenses:
+        tensors |= defense.start(client.model, streams=streams)
+    return _above(tensors, _MODEL)
+
+
+def stacked_network(
+    client: Client,
+    data: Protected,
+    *,
+    parameters: State,
+    buffers: State,
+    streams: Streams,
+    runtime: Runtime,
+    model: nn.Module | None = None,
+) -> StackedNetwork:
+    """Return the network of V clients as they train it on some data; `model` is it, if it was made before."""
+    sent, model = _sent(client), model or client_model(client)
+    shared = trainable(sent)
+    if not shared:
+        raise UnsupportedModelError("a client shares what it trains, but no parameter of the model requires a gradient")
+    loss = client_loss(client)
+    return StackedNetwork(
+        model=model,
+        loss=_times_batch(loss) if client.local.reduction == "sum" else loss,
+        names=(*shared, *(name for name in trainable(model) if name not in shared)),
+        shared=shared,
+        num_classes=_num_classes(sent, data),
+        mode=client.mode,
+        parameters=parameters,
+        buffers=buffers,
+        streams=streams,
+        draw=lambda size, streams: draw_noise(client, size, streams=streams),
+        reduction=client.local.reduction,
+        pool=client.pool,
+        runtime=runtime,
+    )
+
+
+def draw_noise(client: Client, size: int, *, streams: Streams) -> State:
+    """Draw the noise of the network's random layers for one step on `size` samples, (V, *shape) by name of a buffer."""
+    noise: dict[str, Tensor] = {}
+    for defense in client.model_defenses:
+        noise |= defense.draw(client.model, size, streams=streams)
+    return noise
 
 
 def client_model(client: Client) -> nn.Module:
     """Return the network as the client trains it, with every model defense."""
     model = client.model
     for defense in client.model_defenses:
-        model = defense.wrap(model)
+        model = defense.trained(defense.wrap(model))
     return model
 
 
@@ -231,11 +322,43 @@ def _sent(client: Client) -> nn.Module:
     return model
 
 
-def _private(client: Client, streams: Streams) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for defense in client.model_defenses:
-        tensors |= defense.start(client.model, streams=streams)
-    return tensors
+def _num_classes(model: nn.Module, data: Protected) -> int:
+    """Ask the model for the number of its outputs, and see that the labels fit."""
+    classes = int(_try(model, data.inputs[0]).shape[-1])
+    if data.labels.ndim == 2 and int(data.labels.max()) >= classes:
+        raise DataError(f"labels must be below the model's {classes} outputs, got {int(data.labels.max())}")
+    if data.labels.ndim == 3 and data.labels.shape[2] != classes:
+        raise DataError(f"soft labels must hold the model's {classes} outputs, got {data.labels.shape[2]}")
+    return classes
+
+
+def _try(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Run the model once on (B, C, H, W), in eval mode, and leave its modes as they were."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            outputs: Tensor = model.eval()(inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
+        came = f"{tuple(inputs.shape)} of {inputs.dtype} on {inputs.device}"
+        raise DataError(f"the model does not take inputs {came}: {str(error).splitlines()[0]}") from error
+    finally:
+        for module, was in training.items():
+            module.training = was
+    return outputs
+
+
+def _times_batch(loss: LossFn) -> LossFn:
+    return lambda outputs, labels: loss(outputs, labels) * len(outputs)
+
+
+def _above(tensors: State, place: str) -> dict[str, Tensor]:
+    return {f"{place}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _below(tensors: State, place: str) -> dict[str, Tensor]:
+    return {name.removeprefix(place): tensor for name, tensor in tensors.items() if name.startswith(place)}
 
 
 def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:

@@ -95,7 +95,7 @@ class ModelDefense(Defense):
         """Make the client's private tensors, (V, *shape) by the name of a parameter of the changed network."""
         return {}
 
-    def draw(self, size: int, *, streams: Streams) -> State:  # noqa: ARG002
+    def draw(self, model: nn.Module, size: int, *, streams: Streams) -> State:  # noqa: ARG002
         """Draw the noise of one step on `size` samples, (V, *shape) by the name of a buffer of the changed network."""
         return {}
 

@@ -26,8 +26,7 @@ class GaussianNoise(UpdateDefense):
     """
 
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
-        reason="noise is independent of the data, so averaging over entries is all that an informed adversary can do",
+        reason="the informed adversary matches by the likelihood of the noise; that attack is not built yet",
     )
     off: ClassVar[Mapping[str, object] | None] = {"std": 0.0}
 

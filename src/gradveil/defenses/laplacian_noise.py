@@ -27,8 +27,7 @@ class LaplacianNoise(UpdateDefense):
     """
 
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
-        reason="noise is independent of the data, so averaging over entries is all that an informed adversary can do",
+        reason="the informed adversary matches by the likelihood of the noise; that attack is not built yet",
     )
     off: ClassVar[Mapping[str, object] | None] = {"scale": 0.0}
 

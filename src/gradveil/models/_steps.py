@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradveil.client import Client, client_loss, client_model, protect_data, protect_update
+from gradveil.client import (
+    Client,
+    client_loss,
+    client_model,
+    draw_noise,
+    protect_data,
+    share_update,
+    stacked_network,
+)
 from gradveil.defenses import StepDefense
-from gradveil.engine import GradientFunction, Trial, gradient_function, trainable
+from gradveil.engine import Runtime, trainable
 from gradveil.models._recipe import Training
 from gradveil.streams import Streams
 from gradveil.types import Batch, Gradients, LossFn, Protected, State
@@ -36,6 +44,7 @@ class ProtectedStep:
         self._parameters = [network.get_parameter(name) for name in names]
         self._shared = [i for i, name in enumerate(names) if name in leaving]
         self._differentiate = _differentiate(client, network, training)
+        self._kept: State = {}
 
     def __call__(self, batch: Batch, *, streams: Streams) -> Tensor:
         """Set the gradients of one step, and return the loss ()."""
@@ -44,7 +53,9 @@ class ProtectedStep:
 
         gradients = list(found)
         leaving = tuple(found[i] for i in self._shared)
-        for i, gradient in zip(self._shared, protect_update(leaving, self._client, streams=streams), strict=True):
+        shared = share_update(leaving, self._client, kept=self._kept, streams=streams)
+        self._kept = shared.kept
+        for i, gradient in zip(self._shared, shared.update, strict=True):
             gradients[i] = gradient
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient[0]
@@ -95,10 +106,11 @@ def _dense(client: Client, network: nn.Module, training: Training) -> Differenti
     run = torch.compile(network) if training.compile and device == "cuda" else network
     layout = torch.channels_last if training.channels_last else torch.preserve_format
 
-    def differentiate(data: Protected, _streams: Streams) -> tuple[Tensor, Gradients]:
+    def differentiate(data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
         inputs = data.inputs[0].to(memory_format=layout)
+        noise = {name: drawn[0].to(inputs) for name, drawn in draw_noise(client, len(inputs), streams=streams).items()}
         with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bf16"):
-            outputs = run(inputs)
+            outputs = functional_call(network, noise, (inputs,)) if noise else run(inputs)
         value = loss(outputs.to(inputs.dtype), data.labels[0])
         gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
         return value.detach(), tuple(gradient[None] for gradient in gradients)
@@ -107,31 +119,21 @@ def _dense(client: Client, network: nn.Module, training: Training) -> Differenti
 
 
 def _defended(defense: StepDefense, client: Client, network: nn.Module, training: Training) -> Differentiate:
-    """Let a step defense compute the gradient; the function it uses is made at the first step and kept."""
-    loss = client_loss(client)
-    kept: list[GradientFunction] = []
+    """Let a step defense compute the gradient."""
+    loss, names = client_loss(client), trainable(network)
+    runtime = Runtime(precision=training.precision)
 
     def differentiate(data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
-        if not kept:
-            kept.append(_gradient_function(network, loss, data, training))
-        result = defense.gradient(kept[0], data, sensitive=None, streams=streams)
+        stacked = stacked_network(
+            client, data, model=network, parameters={}, buffers={}, streams=streams, runtime=runtime
+        )
+        result = defense.gradient(stacked, data, sensitive=None, streams=streams)
         value = _loss_without_traces(network, loss, result.protected)
         _move_statistics(network, result.buffers)
-        return value, tuple(gradient.detach() for gradient in result.gradients)
+        found = dict(zip(stacked.names, result.gradients, strict=True))
+        return value, tuple(found[name].detach() for name in names)
 
     return differentiate
-
-
-def _gradient_function(network: nn.Module, loss: LossFn, data: Protected, training: Training) -> GradientFunction:
-    classes = int(_outputs_without_traces(network, data).shape[-1])
-    return gradient_function(
-        network,
-        loss,
-        names=trainable(network),
-        mode="train",
-        precision=training.precision,
-        trial=Trial.like(data.inputs[0], classes),
-    )
 
 
 def _loss_without_traces(network: nn.Module, loss: LossFn, data: Protected) -> Tensor:

@@ -1,0 +1,201 @@
+"""Concealed samples: other images that have nearly the gradient of a sensitive one."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradveil.defenses._network import StackedNetwork
+from gradveil.defenses._norms import inner, lengths
+from gradveil.engine import Adam, Variable, find_normalization, minimize, spread
+from gradveil.errors import DataError
+from gradveil.streams import Streams
+from gradveil.types import Gradients, Protected
+
+Start: TypeAlias = Literal["batch", "pool", "noise"]
+"""Another sample of the batch with another label, an image of the pool, or noise."""
+
+Objective: TypeAlias = Literal["paper", "release"]
+_LOGIT_OFFSET = 0.01  # a constant of the release, without influence on the minimum
+_LR = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """M sensitive samples, each with a place where its concealed one begins.
+
+    Args:
+        network: of M clients, one per sample, in eval mode, differentiated by the parameters that are shared.
+        owners: (M,) the victim of each.
+        inputs: (M, 1, C, H, W) the sensitive pixels.
+        labels: (M, 1) or (M, 1, K) their labels.
+        start_inputs: where the concealed samples begin.
+        start_labels: the labels that they keep.
+    """
+
+    network: StackedNetwork
+    owners: Tensor
+    inputs: Tensor
+    labels: Tensor
+    start_inputs: Tensor
+    start_labels: Tensor
+
+    def mean_gradients(self, concealed: Tensor, *, share: float, victims: int) -> Gradients:
+        """Return the mean gradients of concealed pixels, (V, *shape), by `share` under their own labels."""
+        function = self.network.function(concealed)
+        own, other = (function(concealed, labels).gradients for labels in (self.start_labels, self.labels))
+        counts = torch.bincount(self.owners, minlength=victims).clamp_min(1)
+        return tuple(
+            _mean_by(self.owners, share * a + (1 - share) * b, counts) for a, b in zip(own, other, strict=True)
+        )
+
+
+def pair(
+    network: StackedNetwork, data: Protected, marked: Tensor, *, start: Start, copies: int, streams: Streams
+) -> Pairs:
+    """Choose where the concealed samples of marked ones (V, B) begin; their label is never that of the sample.
+
+    A sample without a partner of another label in its batch begins at noise.
+
+    Args:
+        network: of V victims.
+        data: what they train on.
+        marked: (V, B) the sensitive samples.
+        start: where concealed samples begin.
+        copies: concealed samples per sensitive one.
+        streams: of the victims.
+    """
+    start_inputs, start_labels = _starts(network, data, start=start, copies=copies, streams=streams)
+    owners, numbers = (index.repeat_interleave(copies) for index in marked.nonzero(as_tuple=True))
+    copy = torch.arange(copies, device=owners.device).repeat(len(owners) // copies)
+    keys = (numbers * copies + copy).tolist()
+    return Pairs(
+        network=replace(network.samples(owners.tolist(), keys), names=network.shared, mode="eval"),
+        owners=owners,
+        inputs=data.inputs[owners, numbers][:, None],
+        labels=data.labels[owners, numbers][:, None],
+        start_inputs=start_inputs[owners, numbers, copy][:, None],
+        start_labels=start_labels[owners, numbers, copy][:, None],
+    )
+
+
+def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, steps: int) -> Tensor:
+    """Move images until they have the gradient of sensitive ones, look different, and come out alike.
+
+    All of them are optimized side by side, each matched to its own sensitive sample.
+
+    Args:
+        pairs: what to conceal, and where to start.
+        objective: the paper's or its release's.
+        alpha: weight of looking different.
+        beta: weight of similar outputs.
+        steps: of Adam.
+
+    Returns:
+        (M, 1, C, H, W) pixels of any range.
+    """
+    network, space = pairs.network, find_normalization(pairs.network.model)
+    function = network.function(pairs.inputs)
+    truth = function(pairs.inputs, pairs.labels)
+    target = _unit(tuple(gradient.detach() for gradient in truth.gradients))
+    logits = truth.outputs.detach()[..., : network.num_classes]
+    image = space.standardize(pairs.inputs)
+    terms = _paper_terms if objective == "paper" else _release_terms
+
+    def score(values: tuple[Tensor, ...]) -> Tensor:
+        trial = function(space.pixels(values[0]), pairs.start_labels)
+        cosine = inner(trial.gradients, target) / lengths(trial.gradients).clamp_min(1e-12)
+        outputs = trial.outputs[..., : network.num_classes]
+        return terms(_distance(values[0], image), outputs, logits, alpha, beta) - cosine
+
+    begun = Variable(start=space.standardize(pairs.start_inputs))
+    runtime = network.runtime.named("conceal")
+    found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=steps, decay=True, runtime=runtime)
+    return space.pixels(found.values[0])
+
+
+def project(changed: Gradients, plain: Gradients, *, margin: float) -> Gradients:
+    """Turn changed gradients that point against the plain ones, as little as possible, until they do not any more.
+
+    Args:
+        changed: of V victims.
+        plain: what they must agree with.
+        margin: at least so much of the plain gradient is added where there is something to turn.
+    """
+    product, square = inner(changed, plain), inner(plain, plain)
+    # Rounding the entries of the result must not push the product below zero again.
+    slack = 4 * torch.finfo(product.dtype).eps * lengths(changed) / square.sqrt().clamp_min(1e-30)
+    needed = (-product / square.clamp_min(1e-30) + slack).clamp_min(margin)
+    added = torch.where(product < 0, needed, 0)
+    return tuple(c + spread(added, p) * p for c, p in zip(changed, plain, strict=True))
+
+
+def _paper_terms(apart: Tensor, outputs: Tensor, logits: Tensor, alpha: float, beta: float) -> Tensor:
+    """Return alpha / ||x - x_s|| + beta ||f(x) - f(x_s)||, Eq. 5 and 6."""
+    return alpha / apart.clamp_min(1e-12) + beta * _distance(outputs, logits)
+
+
+def _release_terms(apart: Tensor, outputs: Tensor, logits: Tensor, alpha: float, beta: float) -> Tensor:
+    """Return what the release minimizes: a distance that saturates, and a relative one of the outputs."""
+    relative: Tensor = _distance(outputs, logits) / torch.linalg.vector_norm(logits.flatten(1), dim=1).clamp_min(1e-12)
+    return 1 + (-alpha * apart).exp() + beta * (relative - _LOGIT_OFFSET)
+
+
+def _distance(first: Tensor, second: Tensor) -> Tensor:
+    # The root has no derivative at zero, where a sample that starts at its own place would be.
+    squares: Tensor = (first - second).square().flatten(1).sum(1)
+    return (squares + 1e-24).sqrt()
+
+
+def _unit(update: Gradients) -> Gradients:
+    norm = lengths(update).clamp_min(1e-12)
+    return tuple(tensor / spread(norm, tensor) for tensor in update)
+
+
+def _mean_by(owners: Tensor, tensor: Tensor, counts: Tensor) -> Tensor:
+    summed = tensor.new_zeros(len(counts), *tensor.shape[1:]).index_add(0, owners, tensor.detach())
+    return summed / spread(counts, summed)
+
+
+def _starts(
+    network: StackedNetwork, data: Protected, *, start: Start, copies: int, streams: Streams
+) -> tuple[Tensor, Tensor]:
+    """Return inputs (V, B, copies, C, H, W) and labels (V, B, copies) or (V, B, copies, K), like those of `data`."""
+    classes = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
+    shape = (classes.shape[1], copies)
+    shift = 1 + streams.integers("dcs2/label", max(network.num_classes - 1, 1), shape, device=classes.device)
+    labels = (classes[..., None] + shift) % network.num_classes
+    if data.labels.ndim == 3:
+        labels = F.one_hot(labels, network.num_classes).to(data.labels.dtype)
+    noise = streams.normal("dcs2/noise", (*shape, *data.inputs.shape[2:]), like=data.inputs)
+    inputs = find_normalization(network.model).pixels(noise)
+    if start == "pool":
+        inputs = _from_pool(network.pool, data, copies, streams)
+    elif start == "batch":
+        inputs, labels = _from_batch(data, classes, inputs, labels, streams)
+    return inputs, labels
+
+
+def _from_pool(pool: Tensor | None, data: Protected, copies: int, streams: Streams) -> Tensor:
+    if pool is None or not len(pool):
+        raise DataError("concealed samples are to start from a pool of images, but the client has none; give it one")
+    chosen = streams.integers("dcs2/pool", len(pool), (data.inputs.shape[1], copies))
+    return pool[chosen.to(pool.device)].to(data.inputs)
+
+
+def _from_batch(
+    data: Protected, classes: Tensor, inputs: Tensor, labels: Tensor, streams: Streams
+) -> tuple[Tensor, Tensor]:
+    """Take samples of another class where there are any, and the given ones elsewhere."""
+    victims, size, copies = inputs.shape[:3]
+    other = (classes[:, :, None] != classes[:, None, :])[:, :, None]
+    chance = streams.uniform("dcs2/partner", (size, copies, size)).to(classes.device)
+    partner = torch.where(other, chance, -1.0).argmax(-1)
+    rows = torch.arange(victims, device=classes.device)[:, None, None]
+    found = other.any(-1).expand(victims, size, copies)
+    return (
+        torch.where(found[..., None, None, None], data.inputs[rows, partner], inputs),
+        torch.where(found if labels.ndim == 3 else found[..., None], data.labels[rows, partner], labels),
+    )

@@ -1,0 +1,45 @@
+"""Clipping of the update."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from typing_extensions import override
+
+from gradveil.defenses._base import Adversary, UpdateDefense
+from gradveil.defenses._norms import clip
+from gradveil.streams import Streams
+from gradveil.types import Gradients
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipping(UpdateDefense):
+    """Shorten updates that are longer than a bound, over all tensors together.
+
+    Nothing is kept back and there is no noise.
+
+    Protects nothing by itself: it hides the length of the update, not its direction. It bounds what one client can do
+    to the average, and it is the first half of differential privacy, to which noise must be added (`local-dp`).
+
+    Weakened by any attack that compares directions, such as the cosine of inverting gradients.
+
+    Args:
+        norm: the longest update that leaves, in the L2 norm; generative gradient leakage was tried against 4.
+    """
+
+    adversary: ClassVar[Adversary] = Adversary(
+        attack="inverting-gradients",
+        reason="clipping scales the update as a whole, and the cosine does not see the scale",
+    )
+    off: ClassVar[Mapping[str, object] | None] = {"norm": float("inf")}
+
+    norm: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.norm > 0:
+            raise ValueError(f"norm must be above 0, got {self.norm}")
+
+    @override
+    def apply(self, update: Gradients, *, streams: Streams) -> Gradients:
+        return clip(update, self.norm)

@@ -1,0 +1,128 @@
+"""Defence by concealing sensitive samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from gradveil.defenses._base import Adversary, StepDefense, StepResult
+from gradveil.defenses._concealing import Objective, Start, conceal, pair, project
+from gradveil.defenses._network import StackedNetwork
+from gradveil.engine import spread
+from gradveil.streams import Streams
+from gradveil.types import Gradients, Paper, Protected
+
+_PRESETS = {"matching": (0.1, 1e-3, 1000), "imprint": (30.0, 100.0, 100), "generative": (1.0, 10.0, 1000)}
+_RELEASE = (0.01, 0.01, 1000)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DCS2(StepDefense):
+    """Hide sensitive samples behind images that look different and have nearly their gradient.
+
+    For each sensitive sample concealed ones are optimized against the current network; their gradient, under their own
+    label and under the sensitive one, is added to that of the batch (DCS²), and the sum is turned where it points
+    against the batch (DCS²+). The server is told of the original samples alone.
+
+    Protects the marked samples, not the others. Weakened by an adversary who knows of it and optimizes further images
+    with free labels beside the announced ones; by the choice of a preset for another attack than the one that comes;
+    and by a batch without another label, whose concealed samples must start at noise.
+
+    Args:
+        preset: the paper's weights against gradient `matching`, `imprint` modules and `generative` priors.
+        objective: `paper`, or `release` with its bounded distance and relative logit term, whose own weights it uses.
+        start: another sample of the `batch` with another label, an image of the client's `pool`, or `noise`.
+        mixing: lambda, the share of a concealed sample's own label; None for 0.3 of the paper, 0.7 of the release.
+        projection: `closest` gradient that agrees with the batch's (Eq. 8), `margin` adds half of that at least, as
+            the release does, `none` is plain DCS².
+        concealed: samples per sensitive one.
+        fraction: of the batch that is sensitive, drawn at random; 0 switches the defense off.
+        classes: that are sensitive; empty for all. A mask that comes with the batch, classes and fraction add up.
+        alpha: weight of looking different; None for the preset's.
+        beta: weight of similar logits; None for the preset's.
+        steps: of Adam; None for the preset's.
+    """
+
+    paper: ClassVar[Paper | None] = Paper(
+        title="Concealing Sensitive Samples against Gradient Leakage in Federated Learning",
+        authors="Wu, Hayat, Zhou, Harandi",
+        year=2024,
+        url="https://arxiv.org/abs/2209.05724",
+    )
+    adversary: ClassVar[Adversary] = Adversary(
+        reason="the informed attack optimizes one more image with a free label; it is not built yet",
+    )
+    off: ClassVar[Mapping[str, object] | None] = {"fraction": 0.0}
+
+    preset: Literal["matching", "imprint", "generative"] = "matching"
+    objective: Objective = "paper"
+    start: Start = "batch"
+    mixing: float | None = None
+    projection: Literal["closest", "margin", "none"] = "closest"
+    concealed: int = 1
+    fraction: float = 1.0
+    classes: tuple[int, ...] = ()
+    alpha: float | None = None
+    beta: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mixing", "fraction"):
+            if not 0 <= (getattr(self, name) or 0.0) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        for name in ("concealed", "steps"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @override
+    def gradient(
+        self, network: StackedNetwork, /, data: Protected, *, sensitive: Tensor | None, streams: Streams
+    ) -> StepResult:
+        found = network(data.inputs, data.labels)
+        plain = tuple(gradient.detach() for gradient in found.gradients)
+        result = StepResult(plain, data, {name: tensor.detach() for name, tensor in found.buffers.items()})
+        marked = self._marked(data, sensitive, streams)
+        if not bool(marked.any()):
+            return result
+        # Private parameters do not leave, so that they are neither matched nor changed.
+        public = tuple(plain[network.names.index(name)] for name in network.shared)
+        changed = self._obfuscate(public, network, data, marked, streams)
+        if self.projection != "none":
+            changed = project(changed, public, margin=0.5 if self.projection == "margin" else 0.0)
+        by_name = dict(zip(network.shared, changed, strict=True))
+        protected = tuple(by_name.get(name, g) for name, g in zip(network.names, plain, strict=True))
+        return replace(result, gradients=protected)
+
+    def _marked(self, data: Protected, sensitive: Tensor | None, streams: Streams) -> Tensor:
+        """Return (V, B), the samples to protect."""
+        size, device = data.inputs.shape[1], data.inputs.device
+        marked = streams.permutation("dcs2/sensitive", size, device=device) < round(self.fraction * size)
+        if self.classes:
+            hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
+            marked = marked & torch.isin(hard, torch.tensor(self.classes, device=device))
+        return marked if sensitive is None else marked & sensitive.to(device)
+
+    def _obfuscate(
+        self, plain: Gradients, network: StackedNetwork, data: Protected, marked: Tensor, streams: Streams
+    ) -> Gradients:
+        """Add the gradients of concealed samples, under their own label and under the sensitive one (Eq. 7)."""
+        alpha, beta, steps = _PRESETS[self.preset] if self.objective == "paper" else _RELEASE
+        pairs = pair(network, data, marked, start=self.start, copies=self.concealed, streams=streams)
+        hidden = conceal(
+            pairs,
+            objective=self.objective,
+            alpha=alpha if self.alpha is None else self.alpha,
+            beta=beta if self.beta is None else self.beta,
+            steps=self.steps or steps,
+        )
+        standard = 0.3 if self.objective == "paper" else 0.7
+        share = standard if self.mixing is None else self.mixing
+        added = pairs.mean_gradients(hidden, share=share, victims=len(marked))
+        # The release divides by the number of its loss terms, which changes the length of the step alone.
+        terms = 1 if self.objective == "paper" else 3 if 0 < share < 1 else 2
+        divisor = torch.where(marked.any(1), terms, 1)
+        return tuple((g + a) / spread(divisor, g) for g, a in zip(plain, added, strict=True))

@@ -1,0 +1,111 @@
+"""DP-SGD: differential privacy of single samples."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from gradveil.defenses._base import Adversary, StepDefense, StepResult
+from gradveil.defenses._network import StackedNetwork
+from gradveil.defenses._norms import clip
+from gradveil.errors import UnsupportedModelError
+from gradveil.streams import Streams
+from gradveil.types import Gradients, Mode, Paper, Protected
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DPSGD(StepDefense):
+    """Clip the gradient of every sample, add them up, add Gaussian noise, and divide by the size of the batch.
+
+    Protects every single sample; `gradveil.privacy.account` tells how well, for batches drawn by Poisson sampling.
+    The loss must be an average over samples of what each gives alone.
+
+    Weakened by a noise multiplier far below 1, by many steps, by counting one person's pictures as different samples,
+    and by batch norm in train mode, which mixes the samples and is refused.
+
+    Args:
+        norm: bound C on the L2 norm of a sample's gradient, over all parameters together.
+        noise_multiplier: standard deviation of the noise on the sum, in units of `norm`.
+        expected_batch: what the sum is divided by; None divides by the samples that came, Poisson sampling by the
+            number that was expected.
+        at_once: samples of a client whose gradients are held in memory; it does not change the result.
+    """
+
+    paper: ClassVar[Paper | None] = Paper(
+        title="Deep Learning with Differential Privacy",
+        authors="Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang",
+        year=2016,
+        url="https://arxiv.org/abs/1607.00133",
+    )
+    adversary: ClassVar[Adversary] = Adversary(
+        reason="the bound holds against everybody; an attack that matches by the noise's likelihood is not built yet",
+    )
+    off: ClassVar[Mapping[str, object] | None] = {"norm": math.inf, "noise_multiplier": 0.0}
+
+    norm: float = 1.0
+    noise_multiplier: float = 1.0
+    expected_batch: int | None = None
+    at_once: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.norm > 0:
+            raise ValueError(f"norm must be above 0, got {self.norm}")
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be at least 0, got {self.noise_multiplier}")
+        if self.noise_multiplier > 0 and self.norm == math.inf:
+            raise ValueError(
+                "noise needs a finite norm to be measured by, got inf; set norm or a noise_multiplier of 0"
+            )
+        for name in ("expected_batch", "at_once"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @override
+    def gradient(
+        self, network: StackedNetwork, /, data: Protected, *, sensitive: Tensor | None, streams: Streams
+    ) -> StepResult:
+        refuse_mixing(network.model, network.mode)
+        size = data.inputs.shape[1]
+        parts = [
+            self._clipped_sum(network, data, range(start, min(start + self.at_once, size)))
+            for start in range(0, size, self.at_once)
+        ]
+        total = tuple(torch.stack(tensors).sum(0) for tensors in zip(*parts, strict=True))
+        divisor = 1 if network.reduction == "sum" else self.expected_batch or size
+        return StepResult(tuple(tensor / divisor for tensor in self._noisy(total, streams)), data)
+
+    def _clipped_sum(self, network: StackedNetwork, data: Protected, samples: range) -> Gradients:
+        """Add up the clipped gradients of some samples of every victim."""
+        victims, count = len(data.inputs), len(samples)
+        owners = [victim for victim in range(victims) for _ in samples]
+        alone = network.samples(owners, [*samples] * victims)
+        part = slice(samples.start, samples.stop)
+        inputs, labels = (tensor[:, part].flatten(0, 1)[:, None] for tensor in (data.inputs, data.labels))
+        clipped = clip(tuple(g.detach() for g in alone(inputs, labels).gradients), self.norm)
+        return tuple(tensor.unflatten(0, (victims, count)).sum(1) for tensor in clipped)
+
+    def _noisy(self, total: Gradients, streams: Streams) -> Gradients:
+        if self.noise_multiplier == 0:
+            return total
+        std = self.noise_multiplier * self.norm
+        return tuple(
+            tensor + std * streams.normal(f"dp-sgd/{i}", tensor.shape[1:], like=tensor)
+            for i, tensor in enumerate(total)
+        )
+
+
+def refuse_mixing(model: nn.Module, mode: Mode) -> None:
+    """Refuse layers through which one sample changes the gradient of another."""
+    if mode == "eval":
+        return
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise UnsupportedModelError(
+                f"dp-sgd needs the gradient of each sample alone, but {type(layer).__name__} '{path}' mixes the "
+                "samples of a batch in train mode; replace it by nn.GroupNorm, or use eval mode"
+            )

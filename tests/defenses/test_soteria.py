@@ -1,0 +1,64 @@
+"""Soteria against one backward pass per feature."""
+
+import numpy as np
+import pytest
+import torch
+from defended import VICTIMS, network, private, protected, update_of
+from torch import Tensor, nn
+
+from gradveil.defenses import Soteria
+from gradveil.errors import UnknownNameError, UnsupportedModelError
+from gradveil.types import LocalTraining
+
+
+def literal_mask(model: nn.Sequential, images: Tensor, before: int, *, percent: float, signed: bool) -> Tensor:
+    """Score features one by one, as the paper's authors do."""
+    images = images.clone().requires_grad_()
+    representation = model[:before](images)
+    scores = []
+    for feature in range(representation.shape[1]):
+        (moved,) = torch.autograd.grad(representation[:, feature].sum(), images, retain_graph=True)
+        value = representation[:, feature] if signed else representation[:, feature].abs()
+        scores.append(float((moved.flatten(1).norm(dim=1) / (value.detach() + 0.1)).sum()))
+    threshold = np.percentile(scores, percent)
+    return torch.tensor([0.0 if abs(score) < threshold else 1.0 for score in scores], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("layer", "before", "tensor"), [("", 5, 4), ("3", 3, 2)])
+@pytest.mark.parametrize("denominator", ["absolute", "signed"])
+def test_agrees_with_one_backward_pass_per_feature(layer: str, before: int, tensor: int, denominator: str) -> None:
+    batch, plain = private(), update_of()
+    shared = update_of(Soteria(fraction=0.4, layer=layer, denominator=denominator))  # type: ignore[arg-type]
+    pruned = 0
+    for victim in range(VICTIMS):
+        mask = literal_mask(network(), batch.inputs[victim], before, percent=40, signed=denominator == "signed")
+        pruned += int((mask == 0).sum())
+        torch.testing.assert_close(shared[tensor][victim], plain[tensor][victim] * mask)
+    # By the signed rule the percentile of negative scores can be negative, and then nothing is pruned at all.
+    assert pruned > 0 or (denominator == "signed" and layer == "3")
+    others = [i for i in range(len(plain)) if i != tensor]
+    assert all(torch.equal(shared[i], plain[i]) for i in others)
+
+
+def test_scores_every_step_at_the_weights_of_its_own_victim() -> None:
+    local = LocalTraining(lr=0.5, steps=2, shares="difference")
+    update = update_of(Soteria(fraction=0.4), local=local)
+    assert not torch.equal(update[4], update_of(local=local)[4])
+
+
+def test_an_informed_adversary_sees_which_columns_are_left() -> None:
+    seen = protected([Soteria(fraction=0.4)]).observation
+    masks = Soteria().visible(seen.update)
+    assert torch.equal(masks[4], seen.update[4] != 0)
+    assert all(bool(masks[i].all()) for i in (0, 1, 2, 3, 5))
+
+
+def test_refuses_a_layer_that_is_not_there_or_not_trained() -> None:
+    with pytest.raises(UnknownNameError, match="no linear layer called '9'"):
+        update_of(Soteria(layer="9"))
+    model = network()
+    model[5].weight.requires_grad_(False)
+    with pytest.raises(UnsupportedModelError, match=r"5\.weight"):
+        protected([Soteria()], model=model)
+    with pytest.raises(UnsupportedModelError, match=r"nn\.Linear"):
+        protected([Soteria()], model=nn.Sequential(nn.Conv2d(1, 4, 6), nn.Flatten()).double())
