@@ -33,10 +33,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 test: check  ## what every change must pass
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-all: check  ## the longer checks too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.run  ## ours beside one victim at a time
 	$(BIN)/gradveil bench attack --model lenet --victims 1 --victims 16 --victims 64 --iterations 40

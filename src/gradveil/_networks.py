@@ -15,7 +15,7 @@ from gradveil.engine import Runtime, normalized
 from gradveil.models import build, checkpoints
 from gradveil.models.training import evaluate, train
 from gradveil.record import Network
-from gradveil.storage import TensorFolder
+from gradveil.storage import TensorFolder, cannot_write
 
 if TYPE_CHECKING:
     from gradveil.data import Dataset
@@ -83,11 +83,12 @@ def _trained(
     defenses = cell.build_defenses() if defended else ()
     words = cell.defenses if defended and defenses else "no defense"
     path = folder / "models" / f"{_key(spec, cell, words)}.safetensors"
+    store = TensorFolder(path.with_suffix(".unfinished"))
     if path.exists():
         about = checkpoints.load(path, model)
+        store.clear()
         return Prepared(model=model, accuracy=float(about["accuracy"]), accuracy_of=about["accuracy_of"])
 
-    store = TensorFolder(path.with_suffix(".unfinished"))
     training = replace(spec.training, seed=spec.seed)
     with Runtime(threads=threads_for(model, settings.place())).numerics():
         done = train(
@@ -110,7 +111,10 @@ def _trained(
         "training": json.dumps(asdict(training)),
         "torch": torch.__version__,
     }
-    checkpoints.save(done.model, path, about=about)
+    try:
+        checkpoints.save(done.model, path, about=about)
+    except OSError as error:
+        raise cannot_write(path, error) from error
     store.clear()
     return Prepared(model=done.model, accuracy=accuracy, accuracy_of=about["accuracy_of"])
 

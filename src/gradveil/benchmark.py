@@ -13,8 +13,9 @@ from gradveil._peer import breaching_milliseconds
 from gradveil.attacks import InvertingGradients
 from gradveil.client import Client, step
 from gradveil.engine import Precision, Runtime
-from gradveil.models import build
+from gradveil.models import architectures
 from gradveil.record import about_this_run
+from gradveil.spec import build
 from gradveil.streams import Streams
 from gradveil.types import Batch, Knowledge, Observation
 
@@ -62,7 +63,7 @@ def bench_attack(
         device: None takes a GPU if there is one.
     """
     place = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = build(model, input_shape=input_shape, num_classes=num_classes).to(place).eval()
+    network = build(architectures, model).build(input_shape=input_shape, num_classes=num_classes).to(place).eval()
     seen = _observe(network, max(victims), input_shape, num_classes, place)
     with Runtime(precision=precision).numerics():
         plain = _plain_loop(seen, max(3, iterations // 5))
@@ -104,7 +105,7 @@ def _ours(observation: Observation, iterations: int, precision: Precision, plain
     before = _timed(lambda: run(short), cuda=cuda)
     captured: list[bool] = []
     after = _timed(lambda: captured.append(run(long)), cuda=cuda)
-    each = 1000 * (after - before) / iterations / observation.victims
+    each = 1000 * max(after - before, 1e-9) / iterations / observation.victims
     peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
     return Timing(
         what="gradveil", victims=observation.victims, milliseconds=each, ratio=plain / each, peak_mib=peak,

@@ -36,5 +36,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     """Make the error for an unknown name, with the nearest known ones."""
     known = sorted(known)
     near = get_close_matches(name, known, n=3, cutoff=0.5)
-    advice = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    advice = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}"
     return UnknownNameError(f"there is no {kind} called '{name}'; {advice}")

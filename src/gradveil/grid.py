@@ -1,5 +1,6 @@
 """Running the cells of a spec, each an independent unit that is finished, failed, or resumed."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,17 +14,21 @@ import torch.nn.functional as F
 from gradveil import data, record
 from gradveil._networks import Prepared, prepare, threads_for
 from gradveil._scoring import Reference
+from gradveil.attacks import attacks
 from gradveil.auditing import Audit, Judging, attack_and_judge
 from gradveil.client import Client, step
 from gradveil.data import Dataset
+from gradveil.defenses import Defense
 from gradveil.engine import Progress, Runtime
 from gradveil.engine.runtime import silent
-from gradveil.errors import GradVeilError, SpecError
+from gradveil.errors import GradVeilError, RecordError, SpecError
 from gradveil.record import Network, Outcome, Record, Threat, about_this_run
 from gradveil.spec import AuditSpec, Cell, build_metrics, parse_knowledge
 from gradveil.storage import TensorFolder, write_atomically
 from gradveil.streams import Streams
 from gradveil.types import Batch, Knowledge
+
+_log = logging.getLogger(__name__)
 
 Announce = Callable[[int, int, Cell], None]
 """Called with a cell's number, how many there are, and the cell, before it runs."""
@@ -40,6 +45,7 @@ class Settings:
         redact: keep no pictures.
         progress: of the work inside a cell.
         announce: of cells.
+        save_every: seconds between checkpoints of an attack.
     """
 
     data_dir: Path | None = None
@@ -48,6 +54,11 @@ class Settings:
     redact: bool = False
     progress: Progress = silent
     announce: Announce | None = None
+    save_every: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise SpecError(f"chunk must be at least 1, got {self.chunk}")
 
     def place(self) -> torch.device:
         """Return the device to run on."""
@@ -63,31 +74,40 @@ def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None
         settings: device, progress.
     """
     settings = settings or Settings()
-    claim(folder, spec)
     dataset = data.load(spec.dataset, settings.data_dir)
+    draw(spec, dataset)  # a mistake shows before the folder is taken
+    claim(folder, spec)
     cells, records = spec.cells(), []
     for number, cell in enumerate(cells, start=1):
         if settings.announce:
             settings.announce(number, len(cells), cell)
         done = finished(folder, cell)
-        records.append(done or _run_cell(spec, cell, dataset, folder, settings))
+        if done is None:
+            done = _run_cell(spec, cell, dataset, folder, settings)
+        elif settings.redact:
+            done = record.redact(done, folder / "cells" / cell.name)
+        if done.status == "done":
+            TensorFolder(folder / "cells" / cell.name / "unfinished").clear()
+        records.append(done)
     return records
 
 
 def claim(folder: Path, spec: AuditSpec) -> None:
     """Make a folder the place of a spec, or refuse if it is the place of another one."""
     file, text = folder / "spec.toml", spec.to_toml()
-    if file.exists() and file.read_text() != text:
+    if file.exists() and file.read_text(encoding="utf-8") != text:
         raise SpecError(f"{folder} holds the run of another spec; name a new folder with --out, or remove it")
     if not file.exists():
         write_atomically(file, text.encode())
 
 
 def finished(folder: Path, cell: Cell) -> Record | None:
-    """Return the record of a cell that is done."""
-    place = folder / "cells" / cell.name
-    found = record.read(place) if (place / "record.json").exists() else None
-    return found if found is not None and found.status == "done" else None
+    """Return the record of a cell that is done; one that cannot be read is to be made again."""
+    try:
+        found = record.read(folder / "cells" / cell.name)
+    except RecordError:
+        return None
+    return found if found.status == "done" else None
 
 
 def draw(spec: AuditSpec, dataset: Dataset) -> Batch:
@@ -99,13 +119,13 @@ def draw(spec: AuditSpec, dataset: Dataset) -> Batch:
 
 def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, settings: Settings) -> Record:
     place = folder / "cells" / cell.name
-    store = TensorFolder(place / "unfinished")
     runtime = Runtime(
         precision=spec.precision,
         deterministic=spec.deterministic,
         chunk=settings.chunk,
         progress=settings.progress,
-        store=store,
+        store=TensorFolder(place / "unfinished"),
+        save_every=settings.save_every,
     )
     try:
         began = time.monotonic()
@@ -117,11 +137,14 @@ def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, setti
         result = replace(result, seconds={**seconds, **result.seconds})
         made = to_record(result, spec, cell, prepared, dataset)
         images = None if settings.redact else pictures(result)
-    except GradVeilError as error:
-        made, images = _failed(spec, cell, str(error), settings.place()), None
-    record.write(made, place, images=images)
-    store.clear()
-    return made
+    except RecordError:
+        raise  # of the run folder, such as a full disk: no other cell would fare better
+    except Exception as error:
+        # A cell is a unit of its own: whatever stops it, the others go on.
+        _log.info("the cell %s failed", cell.name, exc_info=True)
+        reason = str(error) if isinstance(error, GradVeilError) else f"{type(error).__name__}: {error}"
+        made, images = _failed(spec, cell, reason, settings.place()), None
+    return record.write(made, place, images=images)
 
 
 def _audit(
@@ -165,7 +188,7 @@ def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, da
         title=cell.title,
         attack=cell.attack,
         defenses=[] if cell.defenses == "none" else cell.defenses.split(" + "),
-        threat=Threat(knowledge=list(observation.knowledge.names()), letter=result.attack.threat),
+        threat=_threat(result),
         network=prepared.describe(cell, spec),
         outcome=Outcome(
             objective=guess.objective.double().tolist(),
@@ -182,6 +205,16 @@ def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, da
         classes=list(dataset.classes),
         ratios={name: ratio.double().tolist() for name, ratio in result.ratios.items()},
         run=about_this_run(seconds=result.seconds, chunk=guess.chunk, device=observation.device),
+    )
+
+
+def _threat(result: Audit) -> Threat:
+    observation = result.step.observation
+    name, known = attacks.name_of(result.attack), observation.defenses or ()
+    return Threat(
+        knowledge=list(observation.knowledge.names()),
+        letter=result.attack.threat,
+        adaptive=bool(known) and all(isinstance(d, Defense) and d.adversary.attack == name for d in known),
     )
 
 

@@ -1,12 +1,11 @@
 """What a grid would cost, measured on a few steps."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 
 from gradveil import data
 from gradveil.client import Client, step
@@ -21,30 +20,56 @@ _STEPS = (2, 6)
 _VICTIMS = 4
 
 
-def plan(spec: AuditSpec, *, data_dir: Path | None = None, device: torch.device | None = None) -> Table:
-    """List the cells of a spec with parameters and estimated attack time; training is not counted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a cell would cost.
+
+    Args:
+        cell: its title.
+        parameters: of the network.
+        update_mib: memory of the updates of all victims.
+        attack_seconds: estimated; training is not counted.
+    """
+
+    cell: str
+    parameters: int
+    update_mib: float
+    attack_seconds: float
+
+
+def plan(spec: AuditSpec, *, data_dir: Path | None = None, device: torch.device | None = None) -> list[Cost]:
+    """Estimate what the cells of a spec cost; nothing is written.
 
     The time is that of a few steps on up to 4 victims, stretched to all steps and victims: an upper estimate on a GPU,
     where a full stack is cheaper per victim.
     """
     dataset = data.load(spec.dataset, data_dir)
+    draw(spec, dataset)  # too many victims show here, as they would in the run
     place = Settings(device=device).place()
-    table = Table("cell", "parameters", "update of all victims", "attack time", title="plan", title_justify="left")
+    costs = []
     for cell in spec.cells():
         plain = build(
             cell.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec.model_seed
         )
-        model = normalized(plain, dataset.mean, dataset.std).to(place)
+        model = (normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain).to(place).eval()
         size = sum(p.numel() for p in model.parameters())
         few = replace(spec, victims=min(spec.victims, _VICTIMS))
-        batch = draw(few, dataset).to(place)
-        client = Client(model=model, loss=F.cross_entropy, defenses=cell.build_defenses(), mode=spec.mode)
+        client = Client(
+            model=model, loss=F.cross_entropy, defenses=cell.build_defenses(), local=spec.local, mode=spec.mode
+        )
         streams = Streams(seed=spec.seed, purpose="client")
-        seen = step(batch, client, streams=streams, knowledge=parse_knowledge(spec.knowledge)).observation
+        batch, knowledge = draw(few, dataset).to(place), parse_knowledge(spec.knowledge)
+        seen = step(batch, client, streams=streams, knowledge=knowledge).observation
         seconds = _estimate(cell, seen, few) * spec.victims / few.victims
-        memory = spec.victims * size * 4 / 2**20
-        table.add_row(cell.title, f"{size:,}", f"{memory:,.0f} MiB", f"about {seconds:,.0f} s")
-    return table
+        costs.append(
+            Cost(
+                cell=cell.title,
+                parameters=size,
+                update_mib=spec.victims * size * 4 / 2**20,
+                attack_seconds=seconds,
+            )
+        )
+    return costs
 
 
 def _estimate(cell: Cell, observation: Observation, spec: AuditSpec) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import platform
 import zipfile
 import zlib
@@ -22,6 +23,9 @@ from gradveil.errors import RecordError
 from gradveil.storage import write_atomically
 
 FORMAT = 1
+_IMAGES = "images.npz"
+_NUMERIC = ("outcome", "scores", "identification", "ratios")
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 Numbers: TypeAlias = list[list[float]]
 """One number per victim and sample, (V, B)."""
 
@@ -187,28 +191,42 @@ class Record:
     format: int = FORMAT
 
 
-def write(record: Record, folder: Path, *, images: Mapping[str, npt.NDArray[np.uint8]] | None = None) -> None:
-    """Write `record.json`, after the images beside it (uint8 arrays (V, B, C, H, W)); the record comes last."""
+def write(record: Record, folder: Path, *, images: Mapping[str, npt.NDArray[np.uint8]] | None = None) -> Record:
+    """Write `record.json` beside its images (uint8 arrays (V, B, C, H, W)), and return the record as written.
+
+    The record comes after its images, so that one that is there is whole; without images, older ones are removed.
+    """
     if images:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, allow_pickle=False, **dict(images))
-        write_atomically(folder / "images.npz", buffer.getvalue())
-        record = dataclasses.replace(record, images="images.npz")
-    text = json.dumps(dataclasses.asdict(record), indent=1, allow_nan=True)
+        write_atomically(folder / _IMAGES, buffer.getvalue())
+    record = dataclasses.replace(record, images=_IMAGES if images else "")
+    text = json.dumps(_words_for_numbers(dataclasses.asdict(record)), indent=1, allow_nan=False)
     write_atomically(folder / "record.json", text.encode())
+    if not images:
+        (folder / _IMAGES).unlink(missing_ok=True)
+    return record
+
+
+def redact(record: Record, folder: Path) -> Record:
+    """Remove the images beside a record, and return it without them."""
+    return write(record, folder) if record.images or (folder / _IMAGES).exists() else record
 
 
 def read(folder: Path) -> Record:
     """Read a record from its folder or file."""
     file = folder / "record.json" if folder.is_dir() else folder
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         found = content.get("format")
         if found != FORMAT:
             raise RecordError(f"{file} has format {found}, this version reads {FORMAT}; run the audit again")
-        record: Record = _build(Record, content)
+        numbers = {name: _numbers_for_words(content[name]) for name in _NUMERIC}
+        record: Record = _build(Record, {**content, **numbers})
     except FileNotFoundError as error:
         raise RecordError(f"there is no record at {file}; name a run folder of `gradveil audit`") from error
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read ({error.strerror}); name a folder that you may read") from error
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError) as error:
         raise RecordError(f"{file} is not a record of GradVeil ({error}); run the audit again") from error
     return record
@@ -247,6 +265,24 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "unknown"
+
+
+def _words_for_numbers(value: Any) -> Any:
+    """Write numbers that are not finite as `nan`, `inf` and `-inf`, because JSON has no numbers for them."""
+    if isinstance(value, dict):
+        return {key: _words_for_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_words_for_numbers(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers_for_words(value: Any) -> Any:
+    """Read them back, inside lists, where all numbers of a record are."""
+    if isinstance(value, dict):
+        return {key: item if isinstance(item, str) else _numbers_for_words(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers_for_words(item) for item in value]
+    return _WORDS.get(value, value) if isinstance(value, str) else value
 
 
 def _build(kind: Any, content: Any) -> Any:

@@ -6,23 +6,29 @@ import itertools
 import json
 import re
 import tomllib
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from gradveil.attacks import Attack, attacks
+from gradveil.data import sources
 from gradveil.defenses import Defense, defenses
 from gradveil.engine import Precision
 from gradveil.errors import GradVeilError, SpecError, unknown_name
 from gradveil.metrics import Metric, metrics
 from gradveil.models import architectures
 from gradveil.models.training import PRESETS, Training
-from gradveil.registry import Registry
+from gradveil.registry import Registry, parse_settings
 from gradveil.types import Knowledge, LocalTraining, Mode
 
 T = TypeVar("T")
 STATES = ("untrained", "trained", "trained-with-defense")
+SHORT_TRAINING = Training(epochs=10, optimizer="adam", lr=0.01, weight_decay=0.0)
+_TABLES = ("audit", "training", "local")
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +79,16 @@ class AuditSpec:
     null_victims: int = 8
     precision: Precision = "tf32"
     deterministic: bool = False
-    training: Training = field(default_factory=lambda: Training(epochs=10, optimizer="adam", lr=0.01, weight_decay=0.0))
+    training: Training = SHORT_TRAINING
     local: LocalTraining = field(default_factory=LocalTraining)
 
     def __post_init__(self) -> None:
-        for name in ("victims", "batch_size", "decoys"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in {"victims": 1, "batch_size": 1, "decoys": 1, "null_victims": 0, "start": -1}.items():
+            if getattr(self, name) < least:
+                raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("seed", "model_seed"):
+            if not 0 <= getattr(self, name) < 2**63:
+                raise SpecError(f"{name} must be at least 0 and below 2^63, got {getattr(self, name)}")
         for name in ("models", "states", "defenses", "attacks", "metrics"):
             if not getattr(self, name):
                 raise SpecError(f"{name} must name at least one; give a list")
@@ -92,6 +101,7 @@ class AuditSpec:
     def _build_everything(self) -> None:
         """Make every object once, so that a mistake shows before anything runs."""
         parse_knowledge(self.knowledge)
+        build(sources, self.dataset)
         for state in self.states:
             if state not in STATES and not state.startswith("checkpoint:"):
                 raise unknown_name("model state", state, [*STATES, "checkpoint:PATH"])
@@ -105,7 +115,8 @@ class AuditSpec:
 
     def cells(self) -> tuple["Cell", ...]:
         """List the grid, models first, attacks last."""
-        grid = itertools.product(self.models, self.states, self.defenses, self.attacks)
+        axes = (self.models, self.states, self.defenses, self.attacks)
+        grid = itertools.product(*(dict.fromkeys(axis) for axis in axes))
         return tuple(Cell(model=m, state=s, defenses=d, attack=a) for m, s, d, a in grid)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -118,7 +129,11 @@ class AuditSpec:
         """Write a spec file."""
         tables = []
         for table, values in self.to_dict().items():
-            lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
+            lines = [
+                f"{name} = {json.dumps(value, ensure_ascii=False)}"
+                for name, value in values.items()
+                if value is not None
+            ]
             tables.append("\n".join([f"[{table}]", *lines]))
         return "\n\n".join(tables) + "\n"
 
@@ -191,11 +206,13 @@ def parse_knowledge(names: tuple[str, ...]) -> Knowledge:
 def read_spec(path: Path) -> AuditSpec:
     """Read a spec file."""
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise SpecError(
             f"there is no spec file at {path}; see `gradveil audit --help` for the flags instead"
         ) from error
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read ({error.strerror}); give a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} is not valid TOML: {error}") from error
     return spec_from(content)
@@ -203,21 +220,37 @@ def read_spec(path: Path) -> AuditSpec:
 
 def spec_from(content: Mapping[str, Any]) -> AuditSpec:
     """Make a spec from plain values: the table [audit], and [training] and [local] beside it."""
-    strangers = set(content) - {"audit", "training", "local"}
-    if strangers:
-        raise unknown_name("table of a spec file", min(strangers), ["audit", "training", "local"])
-    values = dict(content.get("audit", {}))
-    training, local = dict(content.get("training", {})), dict(content.get("local", {}))
+    for name, table in content.items():
+        if name not in _TABLES:
+            raise unknown_name("table of a spec file", name, _TABLES)
+        if not isinstance(table, Mapping):
+            raise SpecError(f"{name} must be a table, got {table!r}; write [{name}] and its settings below")
+    values, training, local = (dict(content.get(name, {})) for name in _TABLES)
     preset = training.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise unknown_name("training preset", str(preset), PRESETS)
     made = _fill(AuditSpec, values, "audit")
     if preset is not None or training:
-        base = PRESETS[preset] if preset else Training()
+        base = SHORT_TRAINING if preset is None else _preset(preset)
         made["training"] = _make(Training, {**_fields(base), **_fill(Training, training, "training")}, "training")
     if local:
         made["local"] = _make(LocalTraining, _fill(LocalTraining, local, "local"), "local")
-    return _make(AuditSpec, made, "audit")  # type: ignore[no-any-return]
+    return _make(AuditSpec, made, "audit")
+
+
+def build_training(preset: str, settings: str) -> Training:
+    """Make training settings from the name of a preset and `field=value,...` over it.
+
+    Example:
+        >>> build_training("fast", "epochs=3,lr=0.1").epochs
+        3
+    """
+    values = parse_settings(Training, settings, "training")
+    return _make(Training, {**_fields(_preset(preset)), **values}, "training")
+
+
+def _preset(name: object) -> Training:
+    if name not in PRESETS:
+        raise unknown_name("training preset", str(name), PRESETS)
+    return PRESETS[str(name)]
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -225,31 +258,42 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _fill(kind: type, values: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """Check names and rough types against the fields of a dataclass."""
-    known = {f.name: f for f in dataclasses.fields(kind)}
+    """Check names and types against the fields of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind) if f.name not in _TABLES]
     made: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
-        if name not in known or name in {"training", "local"}:
+        if name not in known:
             raise unknown_name(f"setting of [{table}]", key, known)
-        made[name] = _checked(known[name].type, value, f"[{table}] {key}")
+        made[name] = _checked(hints[name], value, f"[{table}] {key}")
     return made
 
 
 def _checked(kind: Any, value: Any, where: str) -> Any:
-    wanted = str(kind)
-    if "tuple[str" in wanted:
+    origin, options = typing.get_origin(kind), get_args(kind)
+    if origin is types.UnionType:
+        return (
+            None
+            if value is None
+            else _checked(next(option for option in options if option is not type(None)), value, where)
+        )
+    if origin is tuple:
         values = [value] if isinstance(value, str) else value
         if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
             raise SpecError(f"{where} must be a text or a list of texts, got {value!r}")
         return tuple(values)
-    plain: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
-    if kind in plain and (not isinstance(value, plain[kind]) or (kind is not bool and isinstance(value, bool))):
-        raise SpecError(f"{where} must be {kind.__name__}, got {value!r}")
+    if origin is Literal:
+        if value not in options:
+            raise SpecError(f"{where} must be one of {', '.join(options)}, got {value!r}")
+        return value
+    accepted = (int, float) if kind is float else (kind,)
+    if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
+        raise SpecError(f"{where} must be {_KINDS[kind]}, got {value!r}")
     return float(value) if kind is float else value
 
 
-def _make(kind: type, values: dict[str, Any], table: str) -> Any:
+def _make(kind: type[T], values: dict[str, Any], table: str) -> T:
     try:
         return kind(**values)
     except GradVeilError:

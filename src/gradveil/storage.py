@@ -26,7 +26,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -35,12 +35,13 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         Path(name).chmod(0o600 if private else 0o644)
         Path(name).replace(path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def _cannot_write(path: Path, error: OSError) -> RecordError:
+def cannot_write(path: Path, error: OSError) -> RecordError:
+    """Make the error for a file that the system did not let us write."""
     if error.errno == errno.ENOSPC:
         return RecordError(f"the disk is full, so {path} was not written; free some space and run again to resume")
     return RecordError(f"{path} cannot be written ({error.strerror}); choose another folder")

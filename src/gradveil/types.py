@@ -5,6 +5,7 @@ nothing else; what it must not have travels as `Evidence`.
 """
 
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
@@ -141,8 +142,10 @@ class LocalTraining:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be above 0, got {self.lr}")
+        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1:
+            raise ValueError(f"lr must be above 0 and momentum from 0 to below 1, got {self.lr} and {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0, got 0; set one or leave nesterov out")
         if self.local_batch_size is not None and self.local_batch_size < 1:
             raise ValueError(f"local_batch_size must be at least 1, got {self.local_batch_size}")
         if self.shares == "gradient" and self.local_batch_size is not None:

@@ -1,14 +1,44 @@
 """The command line: parse, call one library function, show the result."""
 
+import errno
+import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
-from gradveil.cli import audit, bench, data, listing, report, train
-from gradveil.cli._show import console
-from gradveil.errors import GradVeilError, RecordError, SpecError, UnknownNameError
+from gradveil.cli import audit, bench, data, listing, report, search, train
+from gradveil.cli._show import console, say
+from gradveil.errors import GradVeilError, SpecError, UnknownNameError
+
+
+class OneSentence(TyperGroup):
+    """Commands whose errors are one sentence: exit code 2 for a mistake of the user, 1 for a failure."""
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (SpecError, UnknownNameError) as error:
+            say("wrong use", error)
+            raise typer.Exit(2) from error
+        except GradVeilError as error:
+            say("failed", error)
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of a pipe has seen enough
+                raise
+            say("failed", f"{error.filename or 'a file'} cannot be used ({error.strerror}); see that it is there")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            console.print("interrupted; the same command with the same output goes on where it was", soft_wrap=True)
+            raise typer.Exit(130) from error
+
 
 app = typer.Typer(
+    cls=OneSentence,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -20,22 +50,15 @@ app.command("list")(listing.command)
 app.command("train")(train.command)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
+app.add_typer(search.app, name="search")
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user costs one sentence and exit code 2, a failure exit code 1."""
+    """Run the command line; what nobody foresaw costs one sentence too, unless GRADVEIL_DEBUG is set."""
     try:
         app()
-    except (SpecError, UnknownNameError) as error:
-        console.print(f"[bold red]wrong use:[/] {_plain(error)}", highlight=False)
-        sys.exit(2)
-    except (GradVeilError, RecordError) as error:
-        console.print(f"[bold red]failed:[/] {_plain(error)}", highlight=False)
+    except Exception as error:
+        if os.environ.get("GRADVEIL_DEBUG"):
+            raise
+        say("failed", f"{type(error).__name__}: {error}; set GRADVEIL_DEBUG=1 to see where, and please report it")
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("[bold]interrupted;[/] run the same command again to go on from the last checkpoint")
-        sys.exit(130)
-
-
-def _plain(error: Exception) -> str:
-    return str(error).replace("[", "\\[")

@@ -14,6 +14,12 @@ console = Console(stderr=True)
 output = Console()
 
 
+def say(kind: str, message: object) -> None:
+    """Write one sentence to standard error, after a word in bold red that says what kind it is."""
+    console.print(f"[bold red]{kind}:[/] ", end="")
+    console.print(str(message), markup=False, highlight=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[engine.Progress]:
     """Show one bar per task, with the time left; nothing if quiet."""

@@ -3,18 +3,20 @@
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from gradveil import report
+from gradveil.cli._device import chosen_device
 from gradveil.cli._show import console, output, progress_bar
-from gradveil.errors import SpecError
 from gradveil.grid import Settings, run_audit
-from gradveil.planning import plan
+from gradveil.planning import Cost, plan
 from gradveil.spec import AuditSpec, Cell, read_spec, spec_from
 
 Many = list[str] | None
@@ -46,7 +48,7 @@ def command(
     chunk: Annotated[int | None, typer.Option(help="victims at once; measured if not given")] = None,
     redact: Annotated[bool, typer.Option("--redact", help="keep no private pictures")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show cells, memory and time, run nothing")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the records' folder and verdicts as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the folder and the results as JSON")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
 ) -> None:
     """Let clients share protected gradients, attack them, and report what leaks."""
@@ -57,24 +59,26 @@ def command(
         "deterministic": deterministic or None,
     }  # fmt: skip
     wanted = merge(read_spec(spec) if spec else None, flags, epochs=epochs)
+    place = chosen_device(device)
     if dry_run:
-        output.print(plan(wanted, data_dir=data_dir, device=_device(device)))
+        _show_plan(plan(wanted, data_dir=data_dir, device=place), as_json=as_json)
         return
     folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{re.sub(r'[^a-z0-9]+', '-', wanted.dataset)}"
+    if not (quiet or as_json):
+        console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     with progress_bar(quiet=quiet or as_json) as show:
         settings = Settings(
-            data_dir=data_dir, device=_device(device), chunk=chunk, redact=redact, progress=show,
+            data_dir=data_dir, device=place, chunk=chunk, redact=redact, progress=show,
             announce=None if quiet or as_json else _announce,
         )  # fmt: skip
         records = run_audit(wanted, folder, settings=settings)
     page = report.build(folder, redact=redact)
     rows = report.summarize(records)
     if as_json:
-        facts = {"folder": str(folder), "report": str(page), "cells": [dataclasses.asdict(row) for row in rows]}
-        output.print_json(json.dumps(facts))
+        _print_json({"folder": str(folder), "report": str(page), "cells": report.facts(rows)})
     else:
         output.print(report.to_rich(rows))
-        output.print(f"report: {page}", highlight=False, soft_wrap=True)
+        output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     if any(made.status == "failed" for made in records):
         raise typer.Exit(1)
 
@@ -82,25 +86,26 @@ def command(
 def merge(base: AuditSpec | None, flags: dict[str, Any], *, epochs: int | None) -> AuditSpec:
     """Put the flags that were given over a spec file, or over the defaults."""
     tables: dict[str, Any] = base.to_dict() if base else {"audit": {}}
-    tables = {name: {k: v for k, v in values.items() if v is not None} for name, values in tables.items()}
     tables["audit"] |= {name: value for name, value in flags.items() if value is not None}
     if epochs is not None:
-        default = dataclasses.asdict((base or AuditSpec()).training)
-        tables["training"] = {**default, **tables.get("training", {}), "epochs": epochs}
+        tables["training"] = {**tables.get("training", {}), "epochs": epochs}
     return spec_from(tables)
 
 
 def _announce(number: int, total: int, cell: Cell) -> None:
-    console.print(f"[dim]cell {number} of {total}:[/] {cell.title}", highlight=False)
+    console.print(f"[dim]cell {number} of {total}:[/] {escape(cell.title)}", highlight=False)
 
 
-def _device(name: str | None) -> torch.device | None:
-    if name is None:
-        return None
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise SpecError(f"device must be cpu, cuda or cuda:N, got '{name}'") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SpecError(f"device {name} was asked for, but torch finds no GPU here; use --device cpu")
-    return device
+def _show_plan(costs: Sequence[Cost], *, as_json: bool) -> None:
+    if as_json:
+        _print_json([dataclasses.asdict(cost) for cost in costs])
+        return
+    table = Table("cell", "parameters", "update of all victims", "attack time", title="plan", title_justify="left")
+    for cost in costs:
+        memory, seconds = f"{cost.update_mib:,.0f} MiB", f"about {cost.attack_seconds:,.0f} s"
+        table.add_row(escape(cost.cell), f"{cost.parameters:,}", memory, seconds)
+    output.print(table)
+
+
+def _print_json(value: object) -> None:
+    output.print_json(json.dumps(value, allow_nan=False))

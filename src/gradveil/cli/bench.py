@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Annotated, get_args
 
-import torch
 import typer
 from rich.table import Table
 
 from gradveil.benchmark import bench_attack, to_json
+from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output
 from gradveil.engine import Precision
 from gradveil.errors import SpecError
@@ -34,9 +34,11 @@ def attack(
     """Time gradient matching: one victim in a plain loop, ours in stacks, and breaching if it is installed."""
     sizes = victims or [1, 4, 16]
     chosen = next((p for p in get_args(Precision) if p == precision), None)
-    if chosen is None or min(sizes) < 1:
-        raise SpecError(f"precision must be {', '.join(get_args(Precision))} and victims at least 1")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen is None:
+        raise SpecError(f"precision must be one of {', '.join(get_args(Precision))}, got '{precision}'")
+    if min(sizes) < 1:
+        raise SpecError(f"victims must be at least 1, got {min(sizes)}")
+    place = chosen_device(device)
     rows = bench_attack(model, victims=sizes, iterations=iterations, precision=chosen, device=place)
     table = Table("program", "victims", "ms per victim and iteration", "times the plain loop", "peak MiB", "CUDA graph")
     for row in rows:

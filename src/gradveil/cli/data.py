@@ -39,11 +39,13 @@ def download(name: str, data_dir: DataDir = None) -> None:
     """Fetch a data set and check it."""
     with progress_bar(quiet=False) as bar:
         written = data.download(name, data_dir, progress=lambda done, total: bar(name, done, total))
+    if not written:
+        output.print(f"{name} needs no download: every file is there")
     for path in written:
-        output.print(str(path), highlight=False, soft_wrap=True)
+        output.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def explain(name: str) -> None:
     """Say which files a data set needs, and where."""
-    output.print(data.explain(name), highlight=False, soft_wrap=True)
+    output.print(data.explain(name), markup=False, highlight=False, soft_wrap=True)

@@ -50,7 +50,7 @@ def entry(registry: Registry[Any], name: str) -> dict[str, Any]:
     if hasattr(leaf, "requires"):
         facts |= {"threat": leaf.threat, "needs": ", ".join(leaf.requires.names()) or "nothing"}
     if hasattr(leaf, "adversary"):
-        facts["adaptive adversary"] = leaf.adversary.attack or "none known"
+        facts["adaptive adversary"] = leaf.adversary.attack or "none built"
     paper = getattr(leaf, "paper", None)
     if isinstance(paper, Paper):
         facts["paper"] = f"{paper.authors.split(',')[0]} {paper.year}"

@@ -16,5 +16,5 @@ def command(
     """Rebuild the pages of finished runs from their records; nothing is run."""
     for run in runs:
         page = report.build(run, redact=redact)
-        output.print(report.to_rich(report.summarize([found for _, found, _ in report.load_run(run)])))
-        output.print(f"report: {page}", highlight=False, soft_wrap=True)
+        output.print(report.to_rich(report.summarize([record for _, record in report.load_records(run)])))
+        output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)

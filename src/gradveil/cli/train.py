@@ -1,7 +1,7 @@
 """`gradveil train`."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,15 +9,15 @@ import torch
 import typer
 
 from gradveil import data
+from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
 from gradveil.defenses import defenses as known_defenses
 from gradveil.engine import normalized
-from gradveil.errors import unknown_name
+from gradveil.errors import SpecError
 from gradveil.models import architectures, checkpoints
-from gradveil.models.training import PRESETS, Training, train
-from gradveil.registry import parse_settings
-from gradveil.spec import build
-from gradveil.storage import TensorFolder
+from gradveil.models.training import train
+from gradveil.spec import build, build_training
+from gradveil.storage import TensorFolder, cannot_write
 
 
 def command(
@@ -31,19 +31,19 @@ def command(
     device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one")] = None,
 ) -> None:
     """Train a network through the protected client step, and keep it as a checkpoint."""
-    if preset not in PRESETS:
-        raise unknown_name("training preset", preset, PRESETS)
-    recipe = replace(PRESETS[preset], **parse_settings(Training, settings, "training"))
+    if out.is_dir():
+        raise SpecError(f"{out} is a folder; name the file to write, such as {out / 'model.safetensors'}")
+    recipe, place = build_training(preset, settings), chosen_device(device)
+    protections = [build(known_defenses, text) for text in defense or []]
     loaded = data.load(dataset, data_dir)
     plain = build(architectures, model).build(input_shape=loaded.input_shape, num_classes=loaded.num_classes)
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     store = TensorFolder(out.with_suffix(".unfinished"))
     with progress_bar(quiet=False) as bar:
         done = train(
             normalized(plain, loaded.mean, loaded.std),
             loaded.train,
             training=recipe,
-            defenses=[build(known_defenses, text) for text in defense or []],
+            defenses=protections,
             test=loaded.test,
             progress=bar,
             store=store,
@@ -53,8 +53,10 @@ def command(
         "model": model, "dataset": dataset, "defenses": " + ".join(defense or []) or "no defense",
         "accuracy": repr(done.accuracy), "training": json.dumps(asdict(recipe)), "torch": torch.__version__,
     }  # fmt: skip
-    checkpoints.save(done.model, out, about=about)
+    try:
+        checkpoints.save(done.model, out, about=about)
+    except OSError as error:
+        raise cannot_write(out, error) from error
     store.clear()
-    output.print(
-        f"accuracy {100 * (done.accuracy or 0):.2f} % after {done.epochs} epochs in {done.seconds:.1f} s: {out}"
-    )
+    reached = f"accuracy {100 * (done.accuracy or 0):.2f} % after {done.epochs} epochs in {done.seconds:.1f} s: {out}"
+    output.print(reached, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,154 @@
+"""`gradveil search`."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+
+from gradveil import data
+from gradveil.cli._device import chosen_device
+from gradveil.cli._show import console, output
+from gradveil.engine import Precision, Progress, Runtime
+from gradveil.errors import SpecError
+from gradveil.models.training import Training
+from gradveil.policies import SEMI_TRAINING, SearchRecord, SearchSettings, contact_sheet, search_policies
+from gradveil.registry import convert, parse_settings
+from gradveil.storage import write_atomically
+from gradveil.transforms import parse_policy
+
+app = typer.Typer(invoke_without_command=True, help="Search for transformation policies, and look at one.")
+DataDir = Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")]
+_SHOWN = 10
+
+
+@app.callback()
+def run(
+    context: typer.Context,
+    dataset: Annotated[str, typer.Option(help="digits, cifar100, folder:PATH, ...")] = "digits",
+    model: Annotated[str, typer.Option(help="lenet, resnet20-4, ...")] = "resnet20-4",
+    policies: Annotated[int, typer.Option(help="budget: policies to score")] = 1500,
+    length: Annotated[int, typer.Option(help="operations of a policy at most")] = 3,
+    top: Annotated[int, typer.Option(help="policies wanted")] = 10,
+    method: Annotated[str, typer.Option(help="random or evolution")] = "random",
+    variant: Annotated[str, typer.Option(help="of the scores: paper or reference")] = "reference",
+    threshold: Annotated[float | None, typer.Option(help="accuracy score to pass; that of the variant")] = None,
+    include: Annotated[list[str] | None, typer.Option(help="score these too, such as 3-1-7; repeat")] = None,
+    singles: Annotated[bool, typer.Option("--singles", help="score all single operations too")] = False,
+    settings: Annotated[str, typer.Option(help="further ones: images=100,rounds=10,batch=16,...")] = "",
+    training: Annotated[str, typer.Option(help="of the semi-trained network: epochs=50,lr=0.1,...")] = "",
+    seed: Annotated[int, typer.Option()] = 0,
+    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16")] = "tf32",
+    chunk: Annotated[int | None, typer.Option(help="images at once; measured if not given")] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; the same folder resumes")] = None,
+    data_dir: DataDir = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the record as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+) -> None:
+    """Search for policies that hide images and leave enough to learn."""
+    if context.invoked_subcommand:
+        return
+    flags = {
+        "policies": policies, "length": length, "top": top, "method": method, "variant": variant,
+        "threshold": threshold, "include": tuple(include or ()), "singles": singles, "seed": seed,
+    }  # fmt: skip
+    wanted = SearchSettings(**{**flags, **parse_settings(SearchSettings, settings, "the search")})
+    try:
+        recipe = dataclasses.replace(SEMI_TRAINING, **parse_settings(Training, training, "training"))
+        runtime = Runtime(precision=convert(precision, Precision, "precision"), chunk=chunk)
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+    place = chosen_device(device)
+    loaded = data.load(dataset, data_dir)
+    folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-search-{loaded.name}"
+    with _display(quiet=quiet or as_json) as (progress, watch):
+        record = search_policies(
+            loaded,
+            model,
+            settings=wanted,
+            folder=folder,
+            device=place,
+            training=recipe,
+            runtime=runtime,
+            progress=progress,
+            watch=watch,
+        )
+    if as_json:
+        output.print_json(json.dumps(dataclasses.asdict(record)))
+        return
+    output.print(to_table(record))
+    output.print(_summary(record), highlight=False, soft_wrap=True)
+    output.print(f"record: {folder / 'search.json'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def show(
+    policy: Annotated[str, typer.Argument(help="such as 3-1-7 or 3-1-7+43-18-18")],
+    dataset: Annotated[str, typer.Option(help="digits, cifar100, folder:PATH, ...")] = "digits",
+    images: Annotated[int, typer.Option(help="columns", min=1)] = 8,
+    start: Annotated[int, typer.Option(help="index of the first test image", min=0)] = 0,
+    longest: Annotated[int, typer.Option(help="operations of a policy at most", min=1)] = 3,
+    seed: Annotated[int, typer.Option()] = 0,
+    out: Annotated[Path | None, typer.Option(help="PNG file to write")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a contact sheet of what a policy does to images."""
+    parsed = parse_policy(policy, longest=longest)
+    chosen = data.load(dataset, data_dir).test.images[start : start + images]
+    if not len(chosen):
+        raise SpecError(f"start must be the index of a test image, got {start}")
+    file = out or Path(f"policy-{policy}.png")
+    write_atomically(file, contact_sheet(parsed, chosen, seed=seed))
+    for one in parsed.policies:
+        output.print(f"{one}: {one.describe()}", highlight=False)
+    output.print(f"contact sheet: {file}", highlight=False, soft_wrap=True)
+
+
+def to_table(record: SearchRecord) -> Table:
+    """Show the best policies so far."""
+    count = f"{len(record.scored)} policies scored, {100 * record.passed:.0f} % pass {record.threshold:g}"
+    table = Table("policy", "operations", "S_pri", "S_acc", title=count, title_justify="left")
+    for entry in record.best[:_SHOWN]:
+        operations = parse_policy(entry.policy, longest=len(entry.policy)).policies[0].describe()
+        private = _with_error(entry.privacy, entry.privacy_error, 4)
+        table.add_row(entry.policy, operations, private, _with_error(entry.accuracy, entry.accuracy_error, 2))
+    return table
+
+
+def _with_error(value: float | None, error: float | None, digits: int) -> str:
+    shown = "" if value is None else f"{value:.{digits}f}"
+    return shown if error is None else f"{shown} ± {error:.{digits}f}"
+
+
+def _summary(record: SearchRecord) -> str:
+    if record.hybrid:
+        return f"hybrid: {record.hybrid}  (use it as --defense transform-policy:policy={record.hybrid})"
+    best = max(entry.accuracy for entry in record.scored)
+    return f"no policy passes {record.threshold:g}; the highest accuracy score is {best:.2f}: lower --threshold"
+
+
+@contextlib.contextmanager
+def _display(*, quiet: bool) -> Iterator[tuple[Progress, Callable[[SearchRecord], None]]]:
+    """Show one line of progress above the best policies so far; nothing if quiet."""
+    if quiet:
+        yield lambda task, done, total: None, lambda record: None  # noqa: ARG005
+        return
+    shown: dict[str, Any] = {"line": "", "table": ""}
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+
+        def progress(task: str, done: int, total: int) -> None:
+            shown["line"] = f"{task}: {done} of {total}"
+            live.update(Group(shown["line"], shown["table"]))
+
+        def watch(record: SearchRecord) -> None:
+            shown["table"] = to_table(record)
+
+        yield progress, watch

@@ -1,0 +1,385 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gradveil import data, record
+from gradveil.attacks import InvertingGradients
+from gradveil.attacks._priors import ImageSpace
+from gradveil.client import observe
+from gradveil.engine import Runtime
+from gradveil.errors import DataError, RecordError, SpecError
+from gradveil.grid import Settings, draw, finished, run_audit
+from gradveil.metrics import PSNR
+from gradveil.models import build
+from gradveil.models.training import Training
+from gradveil.record import Record
+from gradveil.spec import AuditSpec
+from gradveil.storage import TensorFolder
+from gradveil.streams import Streams
+from gradveil.types import Knowledge
+
+TINY = AuditSpec(
+    victims=2,
+    models=("mlp:hidden=16",),
+    attacks=("inverting-gradients:steps=4",),
+    metrics=("psnr",),
+    decoys=20,
+    null_victims=1,
+)
+GRID = replace(
+    TINY,
+    states=("trained",),
+    defenses=("none", "gaussian-noise:std=0.1"),
+    attacks=("inverting-gradients:steps=55",),
+    training=Training(epochs=2, batch_size=256, optimizer="adam", lr=0.05),
+)
+"""An attack looks up every 50 steps: at 55 it can be interrupted between two checkpoints."""
+SETTINGS = Settings(device=torch.device("cpu"), save_every=0.0)
+
+
+def run(spec: AuditSpec, folder: Path, **settings: Any) -> list[Record]:
+    return run_audit(spec, folder, settings=replace(SETTINGS, **settings))
+
+
+def numbers(records: list[Record]) -> str:
+    """Write records down without what may differ between two runs of one spec."""
+    kept = [{name: value for name, value in asdict(record).items() if name != "run"} for record in records]
+    return json.dumps(kept)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an uninterrupted run of the grid."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    run(GRID, folder)
+    return folder
+
+
+def kept(folder: Path, spec: AuditSpec = GRID) -> str:
+    found = [finished(folder, cell) for cell in spec.cells()]
+    return numbers([record for record in found if record is not None])
+
+
+def test_a_run_folder_holds_the_spec_and_a_record_with_images_per_cell(whole: Path) -> None:
+    cells = {f"cells/{cell.name}/{name}" for cell in GRID.cells() for name in ("record.json", "images.npz")}
+    found = files(whole)
+    assert found >= cells | {"spec.toml"}
+    assert all(name.startswith("models/") and name.endswith(".safetensors") for name in found - cells - {"spec.toml"})
+    assert (whole / "spec.toml").read_text() == GRID.to_toml()
+    records = [finished(whole, cell) for cell in GRID.cells()]
+    for made, cell in zip(records, GRID.cells(), strict=True):
+        assert made is not None
+        assert (made.status, made.attack, made.title) == ("done", cell.attack, cell.title)
+        assert len(made.scores["psnr"].private) == len(made.labels) == GRID.victims
+        images = record.read_images(whole / "cells" / cell.name, made)
+        assert {name: array.shape for name, array in images.items()} == dict.fromkeys(
+            ("private", "protected", "guess"), (2, 1, 1, 8, 8)
+        )
+
+
+def test_a_network_is_trained_once_and_its_record_says_what_the_accuracy_is_of(whole: Path) -> None:
+    trained, defended = (finished(whole, cell) for cell in GRID.cells())
+    assert trained is not None
+    assert defended is not None
+    assert (trained.network.accuracy or 0) > 0.3
+    assert trained.network.accuracy == defended.network.accuracy
+    assert trained.network.accuracy_of == "this network, trained with no defense"
+    assert len(list((whole / "models").iterdir())) == 1
+    assert defended.ratios
+    assert not trained.ratios
+
+
+def test_training_with_the_defense_makes_a_network_of_its_own(tmp_path: Path) -> None:
+    spec = replace(GRID, states=("trained", "trained-with-defense"), attacks=TINY.attacks, null_victims=0)
+    plain, noisy, same, own = run(spec, tmp_path)
+    assert same.network.accuracy == plain.network.accuracy == noisy.network.accuracy
+    assert own.network.accuracy != plain.network.accuracy
+    assert own.network.accuracy_of == "this network, trained with gaussian-noise:std=0.1"
+    assert len(list((tmp_path / "models").iterdir())) == 2
+
+
+def test_what_is_finished_is_not_run_again(whole: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing is to be done")
+
+    before = {name: (whole / name).stat().st_mtime_ns for name in files(whole)}
+    again = run(GRID, whole, progress=refuse)
+    assert numbers(again) == kept(whole)
+    assert {name: (whole / name).stat().st_mtime_ns for name in files(whole)} == before
+
+
+def test_the_same_spec_gives_the_same_bits_in_another_process(tmp_path: Path) -> None:
+    file = tmp_path / "audit.toml"
+    file.write_text(TINY.to_toml())
+    command = [sys.executable, "-m", "gradveil", "audit", "--spec", str(file), "--out", str(tmp_path / "other")]
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([*command, "--quiet"], env=environment, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    here = run(TINY, tmp_path / "here")
+    assert numbers(here) == kept(tmp_path / "other", TINY)
+    (cell,) = TINY.cells()
+    images = [record.read_images(tmp_path / run / "cells" / cell.name, here[0]) for run in ("here", "other")]
+    assert all(np.array_equal(images[0][name], images[1][name]) for name in images[0])
+
+
+def test_another_seed_gives_other_numbers(tmp_path: Path) -> None:
+    first, other = (run(replace(TINY, seed=seed), tmp_path / str(seed))[0] for seed in (0, 1))
+    assert other.scores["psnr"].private != first.scores["psnr"].private
+
+
+class Interruption:
+    """Ctrl-C at a given call of the progress callback."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("pause", [0, 5])
+def test_a_run_interrupted_again_and_again_gives_the_record_of_the_whole_one(
+    pause: int, whole: Path, tmp_path: Path
+) -> None:
+    interruptions, unfinished = 0, 0
+    while interruptions < 200:
+        try:
+            run(GRID, tmp_path, progress=Interruption(pause + interruptions))
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+            unfinished += any("unfinished" in name for name in files(tmp_path))
+            assert not any(Path(name).name.startswith(".") for name in files(tmp_path))
+    assert interruptions >= 3
+    assert unfinished >= 1
+    assert kept(tmp_path) == kept(whole)
+    assert files(tmp_path) == files(whole)
+
+
+def test_an_interrupted_cell_leaves_no_record_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(TINY, tmp_path, progress=Interruption(1))
+    assert not any(name.endswith(("record.json", "images.npz")) for name in files(tmp_path))
+    assert finished(tmp_path, TINY.cells()[0]) is None
+
+
+def test_a_failing_cell_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
+    spec = replace(TINY, states=("checkpoint:/nowhere.safetensors", "untrained"))
+    failed, done = run(spec, tmp_path)
+    assert failed.status == "failed"
+    assert failed.error.startswith("there is no checkpoint at /nowhere.safetensors")
+    assert (failed.scores, failed.labels, failed.images) == ({}, [], "")
+    assert done.status == "done"
+    assert record.read(tmp_path / "cells" / spec.cells()[0].name) == failed
+
+
+def test_a_failed_cell_is_tried_again(whole: Path, tmp_path: Path) -> None:
+    place = tmp_path / "model.safetensors"
+    spec = replace(TINY, states=(f"checkpoint:{place}",))
+    assert run(spec, tmp_path / "run")[0].status == "failed"
+    place.write_bytes(b"damaged")
+    assert "is not a whole safetensors file" in run(spec, tmp_path / "run")[0].error
+    (source,) = (whole / "models").glob("*.safetensors")
+    place.write_bytes(source.read_bytes())
+    (done,) = run(spec, tmp_path / "run")
+    assert done.status == "done"
+    assert done.network.accuracy_of == "the checkpoint (no defense)"
+
+
+def test_a_defect_stops_its_own_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gradveil.grid
+
+    calls: list[object] = []
+    whole = gradveil.grid.pictures
+
+    def broken(result: Any) -> Any:
+        calls.append(result)
+        if len(calls) == 1:
+            raise RuntimeError("the first cell broke")
+        return whole(result)
+
+    monkeypatch.setattr(gradveil.grid, "pictures", broken)
+    spec = replace(TINY, defenses=("none", "pruning"))
+    failed, done = run(spec, tmp_path)
+    assert (failed.status, failed.error) == ("failed", "RuntimeError: the first cell broke")
+    assert done.status == "done"
+
+
+@pytest.mark.parametrize("moment", [1, 4, 7])
+def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(
+    moment: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def full_for_a_moment(descriptor: int) -> None:
+        written.append(descriptor)
+        if len(written) == moment:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_for_a_moment)
+        with pytest.raises(RecordError, match=r"the disk is full, so .* was not written; free some space"):
+            run(GRID, tmp_path)
+    assert not any(Path(name).name.startswith(".") for name in files(tmp_path))
+    assert "failed" not in "".join(file.read_text() for file in tmp_path.rglob("record.json"))
+    run(GRID, tmp_path)
+    assert kept(tmp_path) == kept(whole)
+    assert files(tmp_path) == files(whole)
+
+
+def test_a_folder_belongs_to_one_spec(tmp_path: Path) -> None:
+    run(TINY, tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(SpecError, match="holds the run of another spec; name a new folder"):
+        run(replace(TINY, seed=1), tmp_path)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        (replace(TINY, dataset="cifar100"), {"data_dir": Path("/nowhere")}),
+        (replace(TINY, dataset="folder:/nowhere"), {}),
+        (replace(TINY, victims=100_000), {}),
+        (replace(TINY, start=5000), {}),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_no_folder(spec: AuditSpec, settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        run(spec, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
+    (made,) = run(TINY, tmp_path)
+    file = tmp_path / "cells" / TINY.cells()[0].name / "record.json"
+    file.write_text("{")
+    assert numbers(run(TINY, tmp_path)) == numbers([made])
+    assert numbers([record.read(file.parent)]) == numbers([made])
+
+
+def test_a_redacted_run_keeps_no_picture_and_the_same_numbers(tmp_path: Path) -> None:
+    (made,) = run(TINY, tmp_path / "shown")
+    (bare,) = run(TINY, tmp_path / "redacted", redact=True)
+    assert bare.images == ""
+    assert numbers([replace(made, images="")]) == numbers([bare])
+    place = f"cells/{TINY.cells()[0].name}"
+    assert files(tmp_path / "redacted") == {"spec.toml", f"{place}/record.json"}
+
+
+def test_redacting_a_finished_run_removes_its_pictures(tmp_path: Path) -> None:
+    run(TINY, tmp_path)
+    TensorFolder(tmp_path / "cells" / TINY.cells()[0].name / "unfinished").save("attack", {"guess": torch.ones(1)})
+    (made,) = run(TINY, tmp_path, redact=True)
+    assert made.images == ""
+    assert files(tmp_path) == {"spec.toml", f"cells/{TINY.cells()[0].name}/record.json"}
+    assert record.read(tmp_path / "cells" / TINY.cells()[0].name).images == ""
+
+
+@pytest.mark.parametrize(
+    ("attack", "defense", "knowledge", "adaptive"),
+    [
+        ("inverting-gradients:steps=1", "pruning", ("labels", "defenses"), True),
+        ("inverting-gradients:steps=1", "clipping + pruning", ("defenses",), True),
+        ("inverting-gradients:steps=1", "pruning", ("labels",), False),
+        ("inverting-gradients:steps=1", "none", ("labels", "defenses"), False),
+        ("dlg:steps=1", "pruning", ("labels", "defenses"), False),
+    ],
+)
+def test_an_attack_is_adaptive_if_it_knows_the_defense_and_is_the_one_to_break_it(
+    attack: str, defense: str, knowledge: tuple[str, ...], adaptive: bool, tmp_path: Path
+) -> None:
+    spec = replace(TINY, attacks=(attack,), defenses=(defense,), knowledge=knowledge, null_victims=0)
+    (made,) = run(spec, tmp_path)
+    assert made.threat.adaptive is adaptive
+    assert made.threat.knowledge == list(knowledge)
+
+
+def test_a_chunk_of_no_victims_is_refused() -> None:
+    with pytest.raises(SpecError, match="chunk must be at least 1, got 0"):
+        Settings(chunk=0)
+
+
+def test_private_images_are_drawn_as_the_spec_says() -> None:
+    digits = data.load("digits")
+    first = draw(replace(TINY, start=3, batch_size=2), digits)
+    assert torch.equal(first.inputs.flatten(0, 1), digits.test.inputs(range(3, 7)))
+    from_training = draw(replace(TINY, split="train"), digits)
+    assert torch.equal(from_training.inputs[:, 0], digits.train.inputs([0, 1]))
+    random, again, other = (draw(replace(TINY, start=-1, seed=seed), digits).inputs for seed in (1, 1, 2))
+    assert torch.equal(random, again)
+    assert not torch.equal(random, other)
+
+
+def test_in_float32_the_size_of_chunks_changes_draws_by_nothing_and_scores_by_little() -> None:
+    victims, chunks = 64, (64, 32)
+    batch = data.draw_victims(data.load("digits").test, victims=victims, batch_size=1)
+    seen = observe(
+        batch, build("lenet", input_shape=(1, 8, 8), num_classes=10), F.cross_entropy, knowledge=Knowledge.LABELS
+    )
+    streams = Streams(seed=0, purpose="attack").bind(victims)
+    starts = ImageSpace.of(seen).start("normal", streams)
+    for part in (slice(0, 32), slice(32, 64), slice(63, 64)):
+        assert torch.equal(ImageSpace.of(seen.select(part)).start("normal", streams.select(part)), starts[part])
+
+    attack = InvertingGradients(steps=100)
+    guesses = [attack(seen, streams=streams, runtime=Runtime(precision="float32", chunk=chunk)) for chunk in chunks]
+    scores = [float(PSNR()(guess.inputs, batch.inputs).mean()) for guess in guesses]
+    assert scores[0] > 12
+    assert abs(scores[0] - scores[1]) < 0.2
+
+
+def killed_at_random_moments(start: Callable[[], Any], times: int) -> int:
+    """Start a process and kill it, again and again; return how often it was killed before it was done."""
+    moments = np.random.default_rng(0)
+    for kills in range(times):
+        process = start()
+        process.join(float(moments.uniform(0.05, 0.5)))
+        if not process.is_alive():
+            return kills
+        process.kill()
+        process.join()
+    return times
+
+
+def run_alone(spec: AuditSpec, folder: Path) -> None:
+    torch.set_num_threads(1)
+    run(spec, folder)
+
+
+@pytest.mark.slow
+def test_killing_the_process_ten_times_and_resuming_gives_the_record_of_the_whole_run(tmp_path: Path) -> None:
+    import multiprocessing
+
+    spec = replace(GRID, states=("untrained", "trained"), attacks=("inverting-gradients:steps=200", "dlg:steps=6"))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gradveil.grid", "sklearn.datasets"])
+
+    def start() -> Any:
+        process = context.Process(target=run_alone, args=(spec, tmp_path / "killed"))
+        process.start()
+        return process
+
+    start_up = context.Process(target=torch.set_num_threads, args=(1,))
+    start_up.start()
+    start_up.join()
+    assert killed_at_random_moments(start, 10) == 10
+    run(spec, tmp_path / "killed")
+    run(spec, tmp_path / "whole")
+    assert kept(tmp_path / "killed", spec) == kept(tmp_path / "whole", spec)
+    assert len(spec.cells()) == kept(tmp_path / "whole", spec).count('"status": "done"')
