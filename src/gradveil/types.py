@@ -142,8 +142,10 @@ class LocalTraining:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if not 0 < self.lr < math.inf or not 0 <= self.momentum < 1:
-            raise ValueError(f"lr must be above 0 and momentum from 0 to below 1, got {self.lr} and {self.momentum}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be above 0, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov needs a momentum above 0, got 0; set one or leave nesterov out")
         if self.local_batch_size is not None and self.local_batch_size < 1:
