@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from gradveil.cli import audit, bench, data, listing, report, search, train
+from gradveil.cli import audit, bench, data, federate, listing, report, search, train, vet
 from gradveil.cli._show import console, say
 from gradveil.errors import GradVeilError, SpecError, UnknownNameError
 
@@ -48,6 +48,8 @@ app.command("audit")(audit.command)
 app.command("report")(report.command)
 app.command("list")(listing.command)
 app.command("train")(train.command)
+app.command("federate")(federate.command)
+app.command("vet")(vet.command)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
 app.add_typer(search.app, name="search")

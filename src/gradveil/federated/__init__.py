@@ -1,0 +1,54 @@
+"""Federation: who holds what, training together, what the adversary sees, and what a server sends."""
+
+from gradveil.federated.checking import Check, preflight
+from gradveil.federated.history import History, Round
+from gradveil.federated.observing import grantable, recorded_model, ruled_out, to_observation
+from gradveil.federated.partition import Partition, partition_picture, partitioners
+from gradveil.federated.recorder import About, Recorded, load_update, recorded_from, save_update
+from gradveil.federated.replaying import Replay, replay
+from gradveil.federated.settings import Federation, FederationError
+from gradveil.federated.simulate import federate
+from gradveil.federated.vetting import (
+    Finding,
+    Findings,
+    Probe,
+    VettingError,
+    compare_models,
+    fingerprint,
+    read_state,
+    vet,
+)
+from gradveil.federated.views import Sighting
+
+__all__ = [
+    "About",
+    "Check",
+    "Federation",
+    "FederationError",
+    "Finding",
+    "Findings",
+    "History",
+    "Partition",
+    "Probe",
+    "Recorded",
+    "Replay",
+    "Round",
+    "Sighting",
+    "VettingError",
+    "compare_models",
+    "federate",
+    "fingerprint",
+    "grantable",
+    "load_update",
+    "partition_picture",
+    "partitioners",
+    "preflight",
+    "read_state",
+    "recorded_from",
+    "recorded_model",
+    "replay",
+    "ruled_out",
+    "save_update",
+    "to_observation",
+    "vet",
+]

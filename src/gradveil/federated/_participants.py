@@ -1,0 +1,195 @@
+"""The clients' side of a round: draw samples, train through the client step, share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradveil.client import Client, Step, begin, step
+from gradveil.data import Split
+from gradveil.engine import Runtime
+from gradveil.federated._weights import Weights
+from gradveil.federated.settings import Federation
+from gradveil.streams import Streams
+from gradveil.types import Auxiliary, Batch, Evidence, Gradients, Knowledge, LocalTraining, Observation, State
+
+Kept: TypeAlias = Mapping[int, State]
+"""What every client keeps for its next round, (1, *shape) by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The clients and how they train.
+
+    Args:
+        client: what they have in common.
+        splits: their private samples.
+        settings: of the federation.
+        knowledge: of the adversary.
+        auxiliary: public material for it.
+        runtime: precision and chunk; a chunk of 1 trains one client after another.
+    """
+
+    client: Client
+    splits: tuple[Split, ...]
+    settings: Federation
+    knowledge: Knowledge
+    auxiliary: Auxiliary | None
+    runtime: Runtime
+
+    @property
+    def like(self) -> Tensor:
+        """A weight, whose device and number format are the model's."""
+        return next(self.client.model.parameters())
+
+    @property
+    def streams(self) -> Streams:
+        """Of all clients, over all rounds."""
+        return Streams(seed=self.settings.seed, purpose="client").bind(len(self.splits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """What one client gave back.
+
+    Args:
+        client: its number.
+        samples: that it holds.
+        update: by name of the parameter.
+        buffers: its running statistics.
+        kept: what it keeps for its next round.
+        step: of the stack that it was trained in.
+        row: its place there.
+    """
+
+    client: int
+    samples: int
+    update: State
+    buffers: State
+    kept: State
+    step: Step
+    row: int
+
+    @property
+    def norm(self) -> float:
+        """Length of the update."""
+        return float(torch.stack([tensor.double().norm() for tensor in self.update.values()]).norm())
+
+    @property
+    def finite(self) -> bool:
+        """Whether the update can be averaged."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.update.values())
+
+    def observation(self) -> Observation:
+        """Return what an adversary sees of this client alone."""
+        return self.step.observation.select([self.row])
+
+    def evidence(self) -> Evidence:
+        """Return what it must not see."""
+        own, found = slice(self.row, self.row + 1), self.step.evidence
+        return Evidence(
+            batch=found.batch.select(own),
+            protected=found.protected.select(own),
+            clean=_rows(found.clean, own),
+            update=_rows(found.update, own),
+            buffers_after={name: tensor[own] for name, tensor in found.buffers_after.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a client trains on in a round, and how; clients with equal tasks and sizes train in one stack."""
+
+    samples: Tensor
+    local: LocalTraining
+
+
+def train_clients(site: Site, number: int, clients: Sequence[int], weights: Weights, kept: Kept) -> list[Returned]:
+    """Train some clients in one round; those whose shapes agree in one stack.
+
+    Args:
+        site: the clients.
+        number: of the round.
+        clients: who takes part.
+        weights: that each was sent, stacked in that order.
+        kept: from earlier rounds; clients that are not in it begin.
+    """
+    kept = {client: kept[client] if client in kept else _begun(site, client) for client in clients}
+    tasks = {client: _task(site, number, client) for client in clients}
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for client, task in tasks.items():
+        groups.setdefault((len(task.samples), task.local, *sorted(kept[client])), []).append(client)
+    returned: dict[int, Returned] = {}
+    for group in groups.values():
+        own = weights.select([list(clients).index(client) for client in group])
+        taken = _train(site, number, [(client, tasks[client]) for client in group], own, kept)
+        returned |= {client: _returned(site, client, taken, row) for row, client in enumerate(group)}
+    return [returned[client] for client in clients]
+
+
+def _begun(site: Site, client: int) -> State:
+    return begin(site.client, streams=site.streams.select([client]))
+
+
+def _task(site: Site, number: int, client: int) -> _Task:
+    """Draw the samples of a round: as many as its steps use, or all of them for more than one pass."""
+    settings, held = site.settings, len(site.splits[client])
+    count = min(settings.batch_size or held, held)
+    if settings.algorithm == "fedsgd":
+        steps, shares, size = 1, "gradient", None
+    else:
+        steps, shares = settings.local_steps or settings.local_epochs * (held // count), "difference"
+        size = count if count < held and (steps > 1) else None
+    local = replace(settings.local, steps=steps, shares=shares, local_batch_size=size, shuffled=False)  # type: ignore[arg-type]
+    if count == held:
+        return _Task(torch.arange(held), local)
+    if steps * count > held:
+        return _Task(torch.arange(held), replace(local, shuffled=True))
+    order = _of_round(site, number, [client]).permutation("samples", held)[0]
+    return _Task(order[: steps * count], local)
+
+
+def _train(site: Site, number: int, tasks: list[tuple[int, _Task]], weights: Weights, kept: Kept) -> Step:
+    batches = [_batch(site, client, task.samples) for client, task in tasks]
+    clients = [client for client, _ in tasks]
+    names = kept[clients[0]]
+    return step(
+        Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])),
+        replace(site.client, local=tasks[0][1].local),
+        streams=_of_round(site, number, clients),
+        knowledge=site.knowledge,
+        auxiliary=site.auxiliary,
+        parameters=weights.parameters,
+        buffers=weights.buffers,
+        kept={name: torch.cat([kept[client][name] for client in clients]) for name in names},
+        runtime=site.runtime,
+    )
+
+
+def _batch(site: Site, client: int, samples: Tensor) -> Batch:
+    split, place = site.splits[client], site.like.device
+    inputs = split.inputs(samples, dtype=site.like.dtype)
+    return Batch(inputs[None].to(place), split.labels[samples][None].to(place))
+
+
+def _of_round(site: Site, number: int, clients: Sequence[int]) -> Streams:
+    return site.streams.select(clients).fork(f"round-{number}")
+
+
+def _returned(site: Site, client: int, taken: Step, row: int) -> Returned:
+    observation = taken.observation
+    return Returned(
+        client=client,
+        samples=len(site.splits[client]),
+        update={name: tensor[row] for name, tensor in zip(observation.names, observation.update, strict=True)},
+        buffers={name: tensor[row] for name, tensor in taken.evidence.buffers_after.items()},
+        kept={name: tensor[row : row + 1] for name, tensor in taken.kept.items()},
+        step=taken,
+        row=row,
+    )
+
+
+def _rows(tensors: Gradients, rows: slice) -> Gradients:
+    return tuple(tensor[rows] for tensor in tensors)

@@ -1,0 +1,112 @@
+"""What a federation gave, round by round."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import torch
+from torch import Tensor, nn
+
+_COLUMNS: Final = (
+    "round", "clients", "samples", "loss", "accuracy", "update_norm_mean", "update_norm_max", "dropped", "seconds",
+)  # fmt: skip
+_ABSENT, _DROPPED = math.nan, -1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round gave.
+
+    Args:
+        norms: Euclidean length of what each client shared, by client; those who took part.
+        dropped: clients whose update was not finite, and was left out.
+        samples: that the clients who took part hold together.
+        loss: of the model on the test split after the round; None without one.
+        accuracy: from 0 to 1; None without a test split.
+        seconds: of training and testing.
+    """
+
+    norms: Mapping[int, float]
+    dropped: tuple[int, ...] = ()
+    samples: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class History:
+    """A finished federation.
+
+    Args:
+        model: as the server would send it next, in eval mode; of a decentralized one the mean of all clients' models.
+        rounds: what each gave.
+        models: (clients, *shape) the clients' own weights by name, of a decentralized federation; else empty.
+    """
+
+    model: nn.Module
+    rounds: tuple[Round, ...]
+    models: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to_csv(self) -> str:
+        """Write one line per round."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows(_line(number, one) for number, one in enumerate(self.rounds, start=1))
+        return file.getvalue()
+
+
+def _line(number: int, one: Round) -> list[object]:
+    norms = list(one.norms.values())
+    mean, largest = (sum(norms) / len(norms), max(norms)) if norms else (math.nan, math.nan)
+    shown = [("" if value is None else f"{value:.6g}") for value in (one.loss, one.accuracy, mean, largest)]
+    dropped = " ".join(map(str, one.dropped))
+    return [number, len(norms), one.samples, *shown, dropped, f"{one.seconds:.3f}"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRounds:
+    """Rounds as tensors that a store can keep.
+
+    Args:
+        rows: (R, 4) samples, loss, accuracy, seconds.
+        norms: (R, clients), with marks for clients that were not there and for those dropped.
+    """
+
+    rows: Tensor
+    norms: Tensor
+
+    @classmethod
+    def of(cls, rounds: tuple[Round, ...], clients: int) -> Self:
+        """Store rounds."""
+        rows = [[one.samples, _number(one.loss), _number(one.accuracy), one.seconds] for one in rounds]
+        norms = torch.full((len(rounds), clients), _ABSENT, dtype=torch.float64)
+        for line, one in zip(norms, rounds, strict=True):
+            for client, norm in [*one.norms.items(), *((client, _DROPPED) for client in one.dropped)]:
+                line[client] = norm
+        return cls(torch.tensor(rows, dtype=torch.float64).view(-1, 4), norms)
+
+    def rounds(self) -> tuple[Round, ...]:
+        """Bring them back."""
+        made = []
+        for (samples, loss, accuracy, seconds), norms in zip(self.rows.tolist(), self.norms.tolist(), strict=True):
+            there = {client: norm for client, norm in enumerate(norms) if not math.isnan(norm)}
+            made.append(
+                Round(
+                    norms={client: norm for client, norm in there.items() if norm != _DROPPED},
+                    dropped=tuple(client for client, norm in there.items() if norm == _DROPPED),
+                    samples=int(samples),
+                    loss=None if math.isnan(loss) else loss,
+                    accuracy=None if math.isnan(accuracy) else accuracy,
+                    seconds=seconds,
+                )
+            )
+        return tuple(made)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
