@@ -18,6 +18,7 @@ from gradveil.defenses.gaussian_noise import GaussianNoise
 from gradveil.defenses.instahide import InstaHide
 from gradveil.defenses.laplacian_noise import LaplacianNoise
 from gradveil.defenses.local_dp import LocalDP
+from gradveil.defenses.loda import Loda
 from gradveil.defenses.mixup import Mixup
 from gradveil.defenses.ppdl import PPDL
 from gradveil.defenses.precode import Precode
@@ -46,6 +47,7 @@ __all__ = [
     "InstaHide",
     "LaplacianNoise",
     "LocalDP",
+    "Loda",
     "Mixup",
     "ModelDefense",
     "Precode",

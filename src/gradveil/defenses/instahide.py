@@ -43,8 +43,7 @@ class InstaHide(DataDefense):
         url="https://arxiv.org/abs/2010.02772",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
-        reason="recovers the encodings of several steps, from whose magnitudes decode-mixing takes the images",
+        reason="the informed attack recovers encodings of several steps and decodes them; no audit joins the two yet",
     )
     off: ClassVar[Mapping[str, object] | None] = None
 

@@ -38,8 +38,7 @@ class Mixup(DataDefense):
         url="https://arxiv.org/abs/1710.09412",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
-        reason="recovers the mixtures of several steps, from which the regression of decode-mixing takes the images",
+        reason="the informed attack recovers mixtures of several steps and decodes them; no audit joins the two yet",
     )
     off: ClassVar[Mapping[str, object] | None] = {"k": 1, "from_pool": 0}
 

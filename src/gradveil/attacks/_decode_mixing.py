@@ -1,0 +1,123 @@
+"""Decoding of mixtures without knowing how they were mixed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from gradveil.attacks._decode_clusters import affinity, assign, coefficients, grow_clusters, pick_clusters
+from gradveil.attacks._decode_refinement import refine
+from gradveil.attacks._decode_regression import least_squares, misfit, solve_magnitudes
+from gradveil.attacks._decode_signs import fix_signs
+from gradveil.attacks._decode_similarity import Similarity, compare, train_similarity
+from gradveil.attacks._decoding import Decoder, Decoding, Encodings
+from gradveil.engine import Runtime
+from gradveil.errors import DataError
+from gradveil.streams import Streams
+from gradveil.types import Auxiliary, Knowledge, Paper
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeMixing(Decoder):
+    """Find encodings that share an image, then which image is in which, how much, and solve for the images.
+
+    A network is trained on mixtures of public images to compare two encodings; encodings are clustered by it; every
+    encoding is given its images by minimum-cost flow; soft labels, where known, give the shares; regression on the
+    encodings, or on their magnitudes where signs were flipped, gives the images. The published second network, which
+    compares an encoding with a cluster, is replaced by the mean similarity to the members; judging the assignment again
+    by the images found is an addition.
+
+    Args:
+        images: P, private images looked for.
+        k: of them in every encoding.
+        flipped: whether signs were flipped: `no` for Mixup, `yes` for InstaHide.
+        train_steps: of the network.
+        pairs: of encodings in a step.
+        width: channels of the network.
+        lr: of its Adam.
+        refinements: rounds in which the images found decide again who is in which encoding; 0 as published.
+        steps: of the regression.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Is Private Learning Possible with Instance Encoding?",
+        authors="Carlini, Deng, Garg, Jha, Mahloujifar, Mahmoody, Thakurta, Tramèr",
+        year=2020,
+        url="https://arxiv.org/abs/2011.05315",
+    )
+    requires: ClassVar[Knowledge] = Knowledge.AUXILIARY
+
+    images: int = 50
+    k: int = 4
+    flipped: Literal["no", "yes"] = "yes"
+    train_steps: int = 5000
+    pairs: int = 256
+    width: int = 64
+    lr: float = 1e-3
+    refinements: int = 12
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("images", "k", "train_steps", "pairs", "width", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.refinements < 0:
+            raise ValueError(f"refinements must be at least 0, got {self.refinements}")
+        if self.images < self.k:
+            raise ValueError(f"images must be at least k={self.k}, got {self.images}")
+
+    @override
+    def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
+        public, flipped = public_images(encodings, at_least=2 * self.k) - encodings.center(), self.flipped == "yes"
+        visible: Callable[[Tensor], Tensor] = torch.abs if flipped else torch.clone
+        settings = Similarity(k=self.k, steps=self.train_steps, batch=self.pairs, width=self.width, lr=self.lr)
+        weights = []
+        for group, seen in enumerate(encodings.centered()):
+            own = streams.select([group])
+            scores = compare(train_similarity(public, visible, settings, streams=own), visible(seen))
+            labels = None if encodings.labels is None else encodings.labels[group]
+            first = self.mapping(scores, labels, streams=own).to(seen)
+            weights.append(
+                refine(first, seen.flatten(1), k=self.k, flipped=flipped, rounds=self.refinements, runtime=runtime)
+            )
+        return _regress(encodings, torch.stack(weights), flipped=flipped, steps=self.steps, runtime=runtime)
+
+    def mapping(self, scores: Tensor, labels: Tensor | None, *, streams: Streams) -> Tensor:
+        """Return (N, P), how much of each image is in each encoding, from logits (N, N) of one group."""
+        # Summed, logarithms of probabilities say how likely all members share an image; two shared ones count as one.
+        scores = F.logsigmoid(scores).fill_diagonal_(0)
+        average = len(scores) * self.k / self.images
+        size = min(len(scores) - 1, max(4, round(average)))
+        masks = pick_clusters(grow_clusters(scores, size=size, streams=streams), scores, count=self.images)
+        chosen = assign(affinity(masks, scores), k=self.k)
+        return coefficients(chosen, labels, k=self.k)
+
+
+def public_images(encodings: Encodings, *, at_least: int) -> Tensor:
+    """Return the adversary's public images, after checking that they fit the encodings."""
+    public = (encodings.auxiliary or Auxiliary()).inputs
+    if public is None or len(public) < at_least:
+        have = 0 if public is None else len(public)
+        raise DataError(f"the decoder needs at least {at_least} public images, got {have}; give Auxiliary(inputs=...)")
+    if public.shape[1:] != encodings.images.shape[2:]:
+        shapes = f"{tuple(encodings.images.shape[2:])} like the encodings, got {tuple(public.shape[1:])}"
+        raise DataError(f"public images must be {shapes}; resize them or choose others")
+    return public.to(encodings.images)
+
+
+def _regress(encodings: Encodings, mixing: Tensor, *, flipped: bool, steps: int, runtime: Runtime) -> Decoding:
+    seen, shape = encodings.centered().flatten(2), encodings.images.shape[2:]
+    if flipped:
+        found = solve_magnitudes(mixing, seen.abs(), solver="lifted", steps=steps, lr=0.01, runtime=runtime)
+        objective = misfit(mixing, found, seen.abs())
+        images = fix_signs(found.unflatten(2, shape), encodings.center())
+    else:
+        found = least_squares(mixing, seen)
+        objective = (mixing @ found - seen).square().mean((1, 2))
+        images = found.unflatten(2, shape)
+    return Decoding(images=(images + encodings.center()).clamp(0, 1), objective=objective, weights=mixing)

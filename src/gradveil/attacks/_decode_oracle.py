@@ -1,0 +1,67 @@
+"""Regression with known mixing, the upper bound for every decoder of mixtures."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from typing_extensions import override
+
+from gradveil.attacks._decode_regression import Solver, least_squares, misfit, solve_magnitudes
+from gradveil.attacks._decode_signs import fix_signs
+from gradveil.attacks._decoding import Decoder, Decoding, Encodings
+from gradveil.engine import Runtime
+from gradveil.streams import Streams
+from gradveil.types import Knowledge, Paper
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOracle(Decoder):
+    """Solve for the private images when it is known which of them is in which encoding, and how much of each.
+
+    No adversary knows this: the result is an upper bound and never the verdict. Of flipped signs only magnitudes are
+    left, which determine every pixel up to one sign for all images; it is taken from neighbours and from [0, 1].
+
+    Args:
+        flipped: whether signs were flipped: `no` for Mixup, `yes` for InstaHide.
+        solver: of the regression on magnitudes, `lifted`, or `adam` as published.
+        steps: of the alternation or of Adam.
+        lr: of Adam.
+        signs: `open` leaves the sign of every pixel as the regression found it, as published.
+    """
+
+    paper: ClassVar[Paper] = Paper(
+        title="Is Private Learning Possible with Instance Encoding?",
+        authors="Carlini, Deng, Garg, Jha, Mahloujifar, Mahmoody, Thakurta, Tramèr",
+        year=2020,
+        url="https://arxiv.org/abs/2011.05315",
+    )
+    requires: ClassVar[Knowledge] = Knowledge.ENCODING
+
+    flipped: Literal["no", "yes"] = "yes"
+    solver: Solver = "lifted"
+    steps: int = 1000
+    lr: float = 0.01
+    signs: Literal["fixed", "open"] = "fixed"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.lr <= 0:
+            raise ValueError(f"steps must be at least 1 and lr above 0, got {self.steps} and {self.lr}")
+
+    @override
+    def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
+        if encodings.weights is None:
+            raise ValueError("the oracle decoder needs the weights of the mixtures; give Encodings(weights=...)")
+        seen, weights = encodings.centered().flatten(2), encodings.weights.to(encodings.images)
+        shape = (weights.shape[2], *encodings.images.shape[2:])
+        if self.flipped == "no":
+            found = least_squares(weights, seen)
+            objective = (weights @ found - seen).square().mean((1, 2))
+            images = found.unflatten(1, shape[:1]).unflatten(2, shape[1:])
+        else:
+            found = solve_magnitudes(
+                weights, seen.abs(), solver=self.solver, steps=self.steps, lr=self.lr, runtime=runtime
+            )
+            objective = misfit(weights, found, seen.abs())
+            images = found.unflatten(2, shape[1:])
+            images = fix_signs(images, encodings.center()) if self.signs == "fixed" else images
+        return Decoding(images=(images + encodings.center()).clamp(0, 1), objective=objective, weights=weights)

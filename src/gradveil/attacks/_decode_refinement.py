@@ -1,0 +1,66 @@
+"""Who is in which mixture, judged again from the images found so far."""
+
+import torch
+from torch import Tensor
+
+from gradveil.attacks._decode_clusters import assign
+from gradveil.attacks._decode_regression import least_squares, solve_magnitudes
+from gradveil.engine import Runtime
+
+
+def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int, runtime: Runtime) -> Tensor:
+    """Solve for images, fit every mixture by them, assign again, in turns: a dictionary that learns its own entries.
+
+    Args:
+        weights: (N, P), how much of each image is taken to be in each encoding; rows keep their sums.
+        seen: (N, D) encodings around the mean.
+        k: images of an encoding.
+        flipped: whether only magnitudes of the encodings count.
+        rounds: turns.
+        runtime: of the regression.
+
+    Returns:
+        (N, P).
+
+    Example:
+        >>> weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
+        >>> seen = weights @ torch.eye(3)
+        >>> torch.allclose(refine(weights, seen, k=2, flipped=False, rounds=3, runtime=Runtime()), weights, atol=1e-3)
+        True
+    """
+    totals = weights.sum(1, keepdim=True)
+    for _ in range(rounds):
+        signed, images = _signed(weights, seen, flipped=flipped, runtime=runtime)
+        shares = fit_shares(images, signed)
+        kept = shares * assign(shares, k=k)
+        weights = totals * kept / kept.sum(1, keepdim=True).clamp_min(1e-6)
+    return weights
+
+
+def fit_shares(images: Tensor, mixtures: Tensor, *, steps: int = 300) -> Tensor:
+    """Return (N, P), the shares of at least 0 of images (P, D) that fit mixtures (N, D) best.
+
+    Example:
+        >>> images, shares = torch.eye(3)[:2], torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+        >>> torch.allclose(fit_shares(images, shares @ images), shares, atol=1e-4)
+        True
+    """
+    gram, pulled = images @ images.T, mixtures @ images.T
+    steepest = torch.linalg.eigvalsh(gram)[-1].clamp_min(1e-12)
+    shares = ahead = torch.zeros_like(pulled)
+    momentum = 1.0
+    for _ in range(steps):
+        moved = (ahead - (ahead @ gram - pulled) / steepest).clamp_min(0)
+        following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
+        ahead = moved + (momentum - 1) / following * (moved - shares)
+        shares, momentum = moved, following
+    return shares
+
+
+def _signed(weights: Tensor, seen: Tensor, *, flipped: bool, runtime: Runtime) -> tuple[Tensor, Tensor]:
+    """Return the mixtures (N, D) with the signs that the current images give them, and those images (P, D)."""
+    if not flipped:
+        return seen, least_squares(weights[None], seen[None])[0]
+    size = seen.abs()
+    images = solve_magnitudes(weights[None], size[None], solver="lifted", steps=100, lr=0.01, runtime=runtime)[0]
+    return torch.where(weights @ images >= 0, size, -size), images

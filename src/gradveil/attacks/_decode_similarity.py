@@ -1,0 +1,109 @@
+"""A network that tells whether two encodings share an image, trained on mixtures of public images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradveil.streams import Streams
+
+Encode: TypeAlias = Callable[[Tensor], Tensor]
+"""Mixtures (n, C, H, W) around the mean to what can be compared: themselves, or their magnitudes."""
+
+_PAIRS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Similarity:
+    """How the network is trained.
+
+    Args:
+        k: private images of a mixture.
+        steps: of Adam.
+        batch: pairs of a step, half of which share an image.
+        width: channels.
+        lr: of Adam.
+    """
+
+    k: int
+    steps: int
+    batch: int
+    width: int
+    lr: float
+
+
+def train_similarity(public: Tensor, encode: Encode, settings: Similarity, *, streams: Streams) -> list[Tensor]:
+    """Train on fresh mixtures of public images.
+
+    Args:
+        public: (N, C, H, W) around the mean.
+        encode: what is left of a mixture.
+        settings: of training.
+        streams: of one group.
+
+    Returns:
+        The weights of the network.
+    """
+    weights = _start(public.shape[1], settings.width, streams, public)
+    optimizer = torch.optim.Adam(weights, lr=settings.lr)
+    labels = (torch.arange(settings.batch, device=public.device) % 2).to(public)
+    with torch.enable_grad():
+        for number in range(settings.steps):
+            first, second = draw_pairs(public, settings, streams=streams.fork(f"pairs-{number}"))
+            loss = F.binary_cross_entropy_with_logits(_logits(weights, encode(first), encode(second)), labels)
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.grad = gradient
+            optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+def draw_pairs(public: Tensor, settings: Similarity, *, streams: Streams) -> tuple[Tensor, Tensor]:
+    """Draw two stacks of mixtures; those with odd numbers share one image, the others none."""
+    k, size = settings.k, settings.batch
+    # One row of 2k different images per pair: the i-th image is a random step further than the one before.
+    gaps = streams.integers("gaps", max(len(public) // (2 * k), 1), (size, 2 * k))[0] + 1
+    order = streams.permutation("order", len(public))[0]
+    chosen = order[(gaps.cumsum(1) % len(public))].to(public.device)
+    chosen[1::2, k] = chosen[1::2, 0]
+    shares = -torch.log1p(-streams.uniform("shares", (size, 2 * k), like=public)[0])
+    first, second = shares[:, :k], shares[:, k:]
+    return (
+        torch.einsum("nk,nk...->n...", first / first.sum(1, keepdim=True), public[chosen[:, :k]]),
+        torch.einsum("nk,nk...->n...", second / second.sum(1, keepdim=True), public[chosen[:, k:]]),
+    )
+
+
+@torch.no_grad()
+def compare(weights: list[Tensor], encoded: Tensor) -> Tensor:
+    """Return (N, N) logits, higher for pairs of (N, C, H, W) that share an image; the diagonal is zero."""
+    count = len(encoded)
+    first, second = torch.triu_indices(count, count, offset=1, device=encoded.device)
+    parts = [
+        _logits(weights, encoded[a], encoded[b])
+        for a, b in zip(first.split(_PAIRS_AT_ONCE), second.split(_PAIRS_AT_ONCE), strict=True)
+    ]
+    scores = encoded.new_zeros(count, count)
+    scores[first, second] = torch.cat(parts) if parts else encoded.new_zeros(0)
+    return scores + scores.T
+
+
+def _start(channels: int, width: int, streams: Streams, like: Tensor) -> list[Tensor]:
+    shapes = [(width, 3 * channels, 3, 3), (width, width, 3, 3), (width, width, 3, 3), (1, width)]
+    weights = []
+    for number, shape in enumerate(shapes):
+        fan = int(torch.Size(shape[1:]).numel())
+        weights += [streams.normal(f"weight-{number}", shape, like=like)[0] * (2 / fan) ** 0.5]
+        weights += [torch.zeros(shape[0], dtype=like.dtype, device=like.device)]
+    return [weight.requires_grad_() for weight in weights]
+
+
+def _logits(weights: list[Tensor], first: Tensor, second: Tensor) -> Tensor:
+    """Compare two stacks, in a way that does not depend on which is which."""
+    hidden = torch.cat([first + second, (first - second).abs(), first * second], 1)
+    for number in range(3):
+        stride = 2 if number and min(hidden.shape[2:]) > 4 else 1
+        hidden = F.relu(F.conv2d(hidden, weights[2 * number], weights[2 * number + 1], stride=stride, padding=1))
+    return F.linear(hidden.mean((2, 3)), weights[6], weights[7]).squeeze(1)

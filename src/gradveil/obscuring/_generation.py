@@ -1,0 +1,114 @@
+"""Obscuring a whole private set: in stacks, resumable, and never twice."""
+
+import hashlib
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from gradveil.data import Split
+from gradveil.defenses import Loda
+from gradveil.defenses._obscuring import draw_start, image_streams, obscure
+from gradveil.engine import Runtime
+from gradveil.streams import Streams
+
+_STACK = 512
+_OBSCURED = "obscured"
+_TOO_ALIKE = 20.0  # decibels; unrelated images have about 9
+_log = logging.getLogger(__name__)
+
+
+def obscure_images(
+    images: Tensor, defense: Loda, *, pool: Tensor | None, seed: int = 0, runtime: Runtime | None = None
+) -> Tensor:
+    """Obscure (N, C, H, W) private images; each depends on itself, the seed and the pool alone, whatever its stack.
+
+    Args:
+        images: in [0, 1].
+        defense: extractor, layers, weight and steps.
+        pool: (M, C, H, W) public images to start from; None starts from noise.
+        seed: which public image each starts from.
+        runtime: `bf16` runs the extractor in mixed precision, `chunk` is the size of a stack (512 if None), `store`
+            keeps finished stacks under a hash of everything they depend on, so that an interrupted run goes on and a
+            repeated one only reads.
+
+    Returns:
+        (N, C, H, W) in [0, 1].
+    """
+    runtime = runtime or Runtime(precision="float32")
+    features = defense.features(images)
+    mark = fingerprint(defense, features, pool=pool, seed=seed, precision=runtime.precision)
+    stacks = images.split(runtime.chunk or _STACK)
+    finished: list[Tensor] = []
+    with runtime.numerics():
+        for number, stack in enumerate(stacks):
+            name = f"{runtime.name}/{_digest(mark.encode(), _bytes(stack))}"
+            kept = runtime.store.load(name) if runtime.store else None
+            done = kept[_OBSCURED].to(stack) if kept else _stack(stack, defense, features, pool, seed, runtime)
+            if runtime.store and not kept:
+                runtime.store.save(name, {_OBSCURED: done})
+            finished.append(done)
+            runtime.progress(runtime.name, number + 1, len(stacks))
+    found = torch.cat(finished)
+    _warn_if_alike(found, images)
+    return found
+
+
+def obscure_split(
+    split: Split,
+    defense: Loda,
+    *,
+    pool: Tensor | None,
+    seed: int = 0,
+    runtime: Runtime | None = None,
+    device: torch.device | str = "cpu",
+) -> Split:
+    """Obscure a private set and round it to bytes, ready for training; labels stay.
+
+    Args:
+        split: the private set.
+        defense: extractor, layers, weight and steps.
+        pool: (M, C, H, W) public images to start from.
+        seed: which public image each starts from.
+        runtime: see `obscure_images`.
+        device: where to compute.
+    """
+    found = obscure_images(split.inputs().to(device), defense, pool=pool, seed=seed, runtime=runtime)
+    return Split(found.mul(255).round().to(torch.uint8).cpu(), split.labels, split.identity)
+
+
+def fingerprint(defense: Loda, features: nn.Module, *, pool: Tensor | None, seed: int, precision: str) -> str:
+    """Return a hash of everything but the private images that an obscured image depends on."""
+    descent, layers = defense.descent, getattr(features, "layers", ())
+    settings = f"{descent.c}|{descent.steps}|{descent.lr}|{layers}|{seed}|{precision}"
+    tensors = [tensor for _, tensor in sorted(features.state_dict().items())]
+    return _digest(settings.encode(), *map(_bytes, tensors), b"" if pool is None else _bytes(pool))
+
+
+def _stack(
+    stack: Tensor, defense: Loda, features: nn.Module, pool: Tensor | None, seed: int, runtime: Runtime
+) -> Tensor:
+    start = draw_start(stack, pool, image_streams(stack, Streams(seed=seed)))
+    with torch.autocast(stack.device.type, torch.bfloat16, enabled=runtime.precision == "bf16"):
+        return obscure(stack, start, features, defense.descent)
+
+
+def _warn_if_alike(obscured: Tensor, images: Tensor) -> None:
+    """Say so where an extractor drew images back onto the private ones, against too small a weight c."""
+    decibels = -10 * (obscured - images).square().flatten(1).mean(1).clamp_min(1e-12).log10()
+    alike = int((decibels > _TOO_ALIKE).sum())
+    if alike:
+        _log.warning("%d of %d images are hardly obscured; raise c or align other layers", alike, len(images))
+
+
+def _digest(*contents: bytes) -> str:
+    summary = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        summary.update(len(content).to_bytes(8, "little"))
+        summary.update(content)
+    return summary.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    form = f"{tuple(tensor.shape)}{tensor.dtype}".encode()
+    return form + tensor.detach().cpu().contiguous().numpy().tobytes()

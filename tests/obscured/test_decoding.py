@@ -1,0 +1,225 @@
+import itertools
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradveil.attacks._decode_clusters import affinity, assign, coefficients, grow_clusters, pick_clusters
+from gradveil.attacks._decode_mixing import DecodeMixing
+from gradveil.attacks._decode_oracle import DecodeOracle
+from gradveil.attacks._decode_refinement import refine
+from gradveil.attacks._decode_regression import least_squares
+from gradveil.attacks._decode_signs import fix_signs
+from gradveil.attacks._decoding import Encodings
+from gradveil.data import Dataset, load
+from gradveil.defenses import InstaHide, Mixup
+from gradveil.engine import Runtime
+from gradveil.errors import DataError, KnowledgeError
+from gradveil.metrics import align, arrange
+from gradveil.streams import Streams
+from gradveil.types import Auxiliary, Batch, Knowledge, Protected, Reconstruction
+
+DIGITS = load("digits")
+ATTACK = Streams(seed=0, purpose="attack")
+
+
+def encoded(
+    defense: Mixup | InstaHide, data: Dataset = DIGITS, *, images: int, rounds: int, victims: int = 1
+) -> tuple[Tensor, Encodings]:
+    """Let every client mix its images several times, and return the images and what an oracle knows."""
+    private = data.train.inputs(range(victims * images), dtype=torch.float64).unflatten(0, (victims, images))
+    batch = Protected.unchanged(Batch(private, data.train.labels[: victims * images].view(victims, images)))
+    streams = Streams(seed=1, purpose="client").bind(victims)
+    seen = [defense.protect(batch, pool=None, streams=streams.fork(f"step-{n}")) for n in range(rounds)]
+    empty = torch.zeros(victims, images, images).double()
+    return private, Encodings(
+        images=torch.cat([s.inputs for s in seen], 1),
+        labels=torch.cat([s.labels for s in seen], 1),
+        weights=torch.cat([empty.scatter(2, s.origin, s.weights) for s in seen], 1),
+        mean=defense.mean if isinstance(defense, InstaHide) else (),
+        knowledge=Knowledge.ENCODING,
+    )
+
+
+def psnr(guess: Tensor, truth: Tensor) -> Tensor:
+    return -10 * (guess - truth).square().flatten(2).mean(2).clamp_min(1e-12).log10()
+
+
+@pytest.mark.parametrize("k", [4, 6])
+def test_mixup_falls_to_the_oracle(k: int) -> None:
+    private, seen = encoded(Mixup(k=k, classes=10), images=12, rounds=3, victims=2)
+    found = DecodeOracle(flipped="no")(seen, streams=ATTACK)
+    assert float(psnr(found.images, private).min()) > 28
+    assert float(found.objective.max()) < 1e-12
+
+
+@pytest.mark.parametrize("k", [4, 6])
+def test_instahide_falls_to_the_oracle_once_the_sign_of_every_pixel_is_found(k: int) -> None:
+    private, seen = encoded(InstaHide(k=k, classes=10, mean=DIGITS.mean), images=20, rounds=20)
+    assert float(psnr(DecodeOracle()(seen, streams=ATTACK).images, private).min()) > 28
+    assert float(psnr(DecodeOracle(signs="open")(seen, streams=ATTACK).images, private).mean()) < 15
+
+
+def test_the_published_regression_stops_at_wrong_signs() -> None:
+    private, seen = encoded(InstaHide(k=4, classes=10, mean=DIGITS.mean), images=8, rounds=8)
+    published = DecodeOracle(solver="adam", steps=200, lr=0.05, signs="open")(seen, streams=ATTACK)
+    assert float(psnr(published.images, private).mean()) < 15
+
+
+def test_signs_protect_nothing_in_plain_pixels() -> None:
+    private, seen = encoded(InstaHide(k=4, classes=10), images=8, rounds=2)
+    plain = replace(seen, images=seen.images.abs())
+    assert float(psnr(DecodeOracle(flipped="no")(plain, streams=ATTACK).images, private).min()) > 28
+
+
+def test_decoding_bears_some_noise() -> None:
+    private, seen = encoded(InstaHide(k=4, classes=10, mean=DIGITS.mean), images=20, rounds=20)
+    noise = 0.01 * Streams(purpose="test").bind(1).normal("noise", seen.images.shape[1:]).double()
+    found = DecodeOracle()(replace(seen, images=seen.images + noise), streams=ATTACK)
+    assert float(psnr(found.images, private).mean()) > 28
+
+
+def test_a_group_is_decoded_as_if_it_were_alone() -> None:
+    _, seen = encoded(InstaHide(k=3, classes=10, mean=DIGITS.mean), images=6, rounds=8, victims=3)
+    together = DecodeOracle()(seen, streams=ATTACK)
+    assert seen.weights is not None
+    alone = DecodeOracle()(
+        replace(seen, images=seen.images[1:2], labels=None, weights=seen.weights[1:2]), streams=ATTACK
+    )
+    torch.testing.assert_close(alone.images[0], together.images[1])
+
+
+def test_least_squares_is_that_of_torch() -> None:
+    streams = Streams(purpose="test").bind(2)
+    weights, mixtures = streams.uniform("weights", (9, 4)).double(), streams.uniform("mixtures", (9, 5)).double()
+    torch.testing.assert_close(least_squares(weights, mixtures), torch.linalg.lstsq(weights, mixtures).solution)
+
+
+def test_signs_of_colour_images_are_found_from_neighbours() -> None:
+    grid = torch.linspace(0, 3, 6)
+    waves = torch.stack(
+        [torch.sin(a + grid[:, None]) * torch.cos(b + grid) for a, b in itertools.product((0, 1, 2), (0, 1))]
+    )
+    images = 0.4 * torch.stack([waves, 0.9 * waves, waves], 1)[None].double()  # (1, 6, 3, 6, 6) around 1/2
+    flips = Streams(purpose="test").bind(1).integers("flips", 2, (1, 3, 6, 6)) * 2 - 1
+    center = torch.full((3, 1, 1), 0.5).double()
+    found = fix_signs(images * flips, center)
+    # Around 1/2 the range says nothing, so that one sign of the whole group stays open.
+    assert torch.equal(found, images) or torch.equal(found, -images)
+
+
+def ideal_scores(weights: Tensor) -> Tensor:
+    """Score pairs by the number of images they share, as a perfect network would."""
+    inside = (weights > 0).double()
+    return 4 * (inside @ inside.T) - 2
+
+
+def test_clusters_assignment_and_labels_give_the_mixing_back() -> None:
+    _, seen = encoded(Mixup(k=2, classes=10), images=8, rounds=10)
+    assert seen.weights is not None
+    assert seen.labels is not None
+    truth, scores = seen.weights[0], ideal_scores(seen.weights[0])
+    found = DecodeMixing(images=8, k=2, flipped="no").mapping(scores, seen.labels[0], streams=ATTACK.bind(1))
+    overlap = (found > 0).double().T @ (truth > 0).double()
+    match = overlap.argmax(1)
+    assert sorted(match.tolist()) == list(range(8))
+    assert float(overlap.amax(1).sum() / (truth > 0).sum()) > 0.9
+
+
+def matched(guess: Tensor, truth: Tensor) -> Tensor:
+    """Score every private image against the guess that fits it best over all, since a decoder knows no order."""
+    return psnr(arrange(guess, align(guess, truth)), truth)
+
+
+def test_mixup_falls_without_any_knowledge_of_the_mixing() -> None:
+    private, seen = encoded(Mixup(k=2, classes=10), images=8, rounds=16)
+    public = Auxiliary(inputs=DIGITS.train.inputs(range(400, 1400), dtype=torch.float64))
+    blind = replace(seen, labels=None, weights=None, knowledge=Knowledge.AUXILIARY, auxiliary=public)
+    decoder = DecodeMixing(images=8, k=2, flipped="no", train_steps=80, pairs=64, width=8, lr=4e-3, refinements=15)
+    found = decoder(replace(blind, images=blind.images.float()), streams=ATTACK)
+    assert float(matched(found.images.double(), private).mean()) > 28
+    quick = replace(decoder, train_steps=2, refinements=1)
+    first, second = (quick(replace(blind, images=blind.images.float()), streams=ATTACK) for _ in range(2))
+    assert torch.equal(first.images, second.images)
+
+
+def test_refinement_mends_a_wrong_assignment() -> None:
+    _, seen = encoded(Mixup(k=2, classes=10), images=6, rounds=12)
+    assert seen.weights is not None
+    truth, pixels = seen.weights[0], seen.images[0].flatten(1)
+    wrong = truth.clone()
+    wrong[::6] = wrong[::6].roll(1, 1)
+    mended = refine(wrong, pixels, k=2, flipped=False, rounds=15, runtime=Runtime())
+    assert float((mended - truth).abs().max()) < 0.02 < float((wrong - truth).abs().max())
+
+
+def test_assignment_is_the_best_of_all() -> None:
+    gains = Streams(purpose="test").bind(1).normal("gains", (4, 4))[0]
+    found = assign(gains, k=2, slack=1.0)
+    rows = [torch.tensor(row) for row in itertools.product((0.0, 1.0), repeat=4) if sum(row) == 2]
+    every = [torch.stack(choice) for choice in itertools.product(rows, repeat=4)]
+    fair = [choice for choice in every if bool((choice.sum(0) == 2).all())]
+    assert float((gains * found).sum()) == pytest.approx(max(float((gains * choice).sum()) for choice in fair))
+    assert found.sum(1).tolist() == [2] * 4
+
+
+def test_shares_are_equal_without_labels_and_split_within_a_class() -> None:
+    # Images 0 and 1 are of class 0, image 2 of class 1, image 3 of class 2.
+    shares = torch.tensor([[0.5, 0.5, 0, 0], [0.6, 0, 0.4, 0], [0, 0.7, 0.3, 0], [0, 0, 0.5, 0.5], [0.2, 0, 0, 0.8]])
+    labels = shares @ torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    torch.testing.assert_close(coefficients(shares > 0, labels, k=2), shares)
+    assert coefficients(shares > 0, None, k=2)[1].tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+def test_clusters_hold_the_encodings_that_share_an_image() -> None:
+    scores = torch.block_diag(*(torch.ones(4, 4) for _ in range(3))) * 2 - 1
+    scores.fill_diagonal_(0)
+    masks = pick_clusters(grow_clusters(scores, size=4, streams=ATTACK.bind(1)), scores, count=3)
+    assert sorted(mask[:12].view(3, 4).any(1).sum().item() for mask in masks) == [1, 1, 1]
+    assert affinity(masks, scores).amax(1).tolist() == [1.0] * 12
+    with pytest.raises(DataError, match="ask for fewer images"):
+        pick_clusters(grow_clusters(scores, size=4, streams=ATTACK.bind(1))[:2], scores, count=3)
+
+
+def test_says_what_is_missing() -> None:
+    _, seen = encoded(Mixup(k=2, classes=10), images=4, rounds=2)
+    blind = replace(seen, weights=None, knowledge=Knowledge.NOTHING)
+    with pytest.raises(KnowledgeError, match="needs encoding"):
+        DecodeOracle()(blind, streams=ATTACK)
+    with pytest.raises(KnowledgeError, match="grant it"):
+        replace(seen, knowledge=Knowledge.NOTHING)
+    granted = replace(blind, knowledge=Knowledge.AUXILIARY)
+    with pytest.raises(DataError, match="at least 4 public images, got 0"):
+        DecodeMixing(images=4, k=2)(granted, streams=ATTACK)
+    other = replace(granted, auxiliary=Auxiliary(inputs=torch.zeros(9, 1, 9, 9)))
+    with pytest.raises(DataError, match="resize them"):
+        DecodeMixing(images=4, k=2)(other, streams=ATTACK)
+    with pytest.raises(DataError, match="like images"):
+        replace(seen, labels=torch.zeros(1, 3, 10))
+    with pytest.raises(ValueError, match="at least k=4"):
+        DecodeMixing(images=3, k=4)
+
+
+def test_guesses_of_several_steps_are_one_group() -> None:
+    guess = Reconstruction(
+        inputs=torch.zeros(2, 3, 1, 4, 4),
+        labels=torch.full((2, 3, 5), 0.2),
+        objective=torch.zeros(2),
+        diverged=torch.zeros(2, dtype=torch.bool),
+        steps=torch.zeros(2, dtype=torch.long),
+    )
+    joined = Encodings.joined([guess, guess])
+    assert joined.images.shape == (1, 12, 1, 4, 4)
+    assert joined.labels is not None
+    assert joined.labels.shape == (1, 12, 5)
+    assert Encodings.joined([guess, replace(guess, labels=torch.zeros(2, 3, dtype=torch.long))]).labels is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("GRADVEIL_DATA" not in os.environ, reason="needs CIFAR-10 in GRADVEIL_DATA")
+def test_instahide_of_cifar_images_falls_to_the_oracle() -> None:
+    data = load("cifar10")
+    private, seen = encoded(InstaHide(k=4, classes=10, mean=data.mean), data, images=20, rounds=20)
+    assert float(psnr(DecodeOracle()(seen, streams=ATTACK).images, private).min()) > 28

@@ -1,0 +1,263 @@
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gradveil.attacks._decode_loda import DecodeLoda, stationarity
+from gradveil.attacks._decoding import Encodings
+from gradveil.data import load
+from gradveil.defenses import Loda, defenses
+from gradveil.engine import Runtime
+from gradveil.errors import DataError, KnowledgeError, UnknownNameError, UnsupportedModelError
+from gradveil.models import build
+from gradveil.models.training import Training
+from gradveil.obscuring import (
+    Extractor,
+    LayerFeatures,
+    gradient,
+    layer_set,
+    objective,
+    obscure_images,
+    obscure_split,
+    sheet,
+    train_extractor,
+)
+from gradveil.storage import TensorFolder
+from gradveil.streams import Streams
+from gradveil.types import Auxiliary, Batch, Knowledge, Protected
+
+DIGITS = load("digits")
+
+
+def private(count: int = 6, *, dtype: torch.dtype = torch.float64) -> Tensor:
+    return DIGITS.train.inputs(range(count), dtype=dtype)
+
+
+def pool() -> Tensor:
+    return DIGITS.train.inputs(range(100, 140), dtype=torch.float64)
+
+
+def network(*, inplace: bool = False) -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(0)
+        layers = [
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(inplace),
+        ]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(144, 5)).double()
+
+
+def test_the_gradient_of_the_objective_is_that_of_autograd() -> None:
+    images, hidden, features = pool()[:4].requires_grad_(), private(4), LayerFeatures(network(), ("0", "3", "6"))
+    (expected,) = torch.autograd.grad(objective(images, hidden, features, c=0.7).sum(), images)
+    found = gradient(images.detach(), hidden, features(hidden), features, c=0.7)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_objective_is_that_of_equation_four() -> None:
+    model, (image, hidden) = network().eval(), private(2)
+    first, hidden_first = model[0](image[None]), model[0](hidden[None])  # type: ignore[index]
+    aligned = (model[:4](image[None]) - model[:4](hidden[None])).square().sum()  # type: ignore[index]
+    by_hand = (first - hidden_first).square().sum() + aligned - 3 * (image - hidden).square().sum()
+    found = objective(image[None], hidden[None], LayerFeatures(model, ("0", "3")), c=3)
+    torch.testing.assert_close(found[0], by_hand)
+
+
+def test_an_image_comes_out_the_same_in_any_stack() -> None:
+    defense, images = Loda(steps=20, extractor=Extractor("tiny", network())), private(7)
+    together = obscure_images(images, defense, pool=pool(), seed=3)
+    for order in ([4, 2], [6], [0, 1, 3, 5]):
+        alone = obscure_images(images[order], defense, pool=pool(), seed=3, runtime=Runtime(chunk=1))
+        torch.testing.assert_close(alone, together[order], rtol=0, atol=1e-9)
+    assert not torch.allclose(together, obscure_images(images, defense, pool=pool(), seed=4), atol=1e-2)
+
+
+@pytest.mark.parametrize("variant", ["loda1", "loda2", "loda3"])
+def test_the_objective_falls_and_images_stay_in_range(variant: Literal["loda1", "loda2", "loda3"]) -> None:
+    defense = dataclasses.replace(Loda(steps=30), variant=variant)
+    images, features = private(8), defense.features(private(1))
+    begin = obscure_images(images, dataclasses.replace(defense, steps=0), pool=pool())
+    end = obscure_images(images, defense, pool=pool())
+    c = defense.descent.c
+    assert bool((objective(end, images, features, c=c) < objective(begin, images, features, c=c)).all())
+    assert float(end.min()) >= 0
+    assert float(end.max()) <= 1
+    assert all(any(torch.equal(image, public) for public in pool()) for image in begin)
+
+
+@pytest.mark.parametrize("variant", ["loda1", "loda2", "loda3"])
+def test_obscured_images_look_different_with_the_extractor_for_trials(
+    variant: Literal["loda1", "loda2", "loda3"], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = obscure_images(private(12), Loda(steps=60, variant=variant), pool=pool())
+    decibels = -10 * (found - private(12)).square().flatten(1).mean(1).log10()
+    assert float(decibels.mean()) < 11
+    assert not caplog.records
+
+
+def test_says_so_where_the_private_image_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    found = obscure_images(private(), Loda(steps=80, c=0.0, layers=("0",)), pool=pool())
+    assert float((found - private()).square().mean()) < 0.01
+    assert "6 of 6 images are hardly obscured" in caplog.text
+
+
+def test_a_step_has_the_length_of_the_learning_rate() -> None:
+    defense = Loda(steps=1, lr=1e-3)
+    inner = 0.25 + 0.5 * pool()
+    begin = obscure_images(private(), dataclasses.replace(defense, steps=0), pool=inner)
+    moved = (obscure_images(private(), defense, pool=inner) - begin).flatten(1).norm(dim=1)
+    torch.testing.assert_close(moved, torch.full((6,), 1e-3).double(), rtol=1e-5, atol=0)
+
+
+def test_the_defense_obscures_what_the_data_set_function_obscures() -> None:
+    defense = Loda(steps=5)
+    data = Protected.unchanged(Batch(private().view(3, 2, 1, 8, 8), torch.zeros(3, 2, dtype=torch.long)))
+    streams = Streams(seed=9, purpose="client").bind(3)
+    seen = defense.protect(data, pool=pool(), streams=streams)
+    torch.testing.assert_close(seen.inputs.flatten(0, 1), obscure_images(private(), defense, pool=pool(), seed=9))
+    again = defense.protect(data, pool=pool(), streams=streams.fork("step-7"))
+    assert torch.equal(seen.inputs, again.inputs)  # once per private set, not anew at every step
+    assert torch.equal(seen.origin, data.origin)
+    assert not seen.inputs.requires_grad
+
+
+def test_layer_sets_of_a_resnet18_are_those_of_paper_and_program() -> None:
+    model = build("resnet18", input_shape=(3, 32, 32), num_classes=10)
+    names = [path for path, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    assert len(names) == 20
+    first = ("conv1", "layer1.0.conv1", "layer1.0.conv2", "layer1.1.conv1", "layer1.1.conv2")
+    assert layer_set(model, "loda1", "paper") == layer_set(model, "loda1", "program") == first
+    assert layer_set(model, "loda2", "paper") == tuple(names)
+    assert layer_set(model, "loda2", "program") == tuple(n for n in names if not n.startswith("layer4"))
+    assert layer_set(model, "loda3", "paper") == (*names[-5:], "fc")
+    assert layer_set(model, "loda3", "program") == (
+        *(n for n in names if n.startswith("layer2")),
+        "layer4",
+        "fc:input",
+    )
+
+
+def test_features_are_the_outputs_of_the_layers_also_beside_activations_in_place() -> None:
+    images, plain = private(3), network().eval()
+    expected = torch.cat([plain[0](images).flatten(1), plain[:4](images).flatten(1), plain[:6](images)], 1)  # type: ignore[index]
+    for inplace in (False, True):
+        features = LayerFeatures(network(inplace=inplace).train(), ("0", "3", "6:input"))
+        torch.testing.assert_close(features.train()(images), expected)
+    assert not any(p.requires_grad for p in features.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in features.modules())
+
+
+def test_an_interrupted_run_goes_on_and_a_repeated_one_only_reads(tmp_path: Path) -> None:
+    stacks: list[int] = []
+
+    def stop_after_two(_task: str, done: int, _total: int) -> None:
+        stacks.append(done)
+        if len(stacks) == 2:
+            raise KeyboardInterrupt
+
+    defense, runtime = Loda(steps=4), Runtime(chunk=2, store=TensorFolder(tmp_path))
+    expected = obscure_images(private(), defense, pool=pool())
+    with pytest.raises(KeyboardInterrupt):
+        obscure_images(private(), defense, pool=pool(), runtime=dataclasses.replace(runtime, progress=stop_after_two))
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(kept) == 2
+    for _ in range(2):
+        found = obscure_images(private(), defense, pool=pool(), runtime=runtime)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+
+
+def test_what_is_kept_belongs_to_its_settings(tmp_path: Path) -> None:
+    runtime = Runtime(store=TensorFolder(tmp_path))
+    trained = Extractor("tiny", network())
+    others = (Loda(steps=2), Loda(steps=2, c=19.0), Loda(steps=3), Loda(steps=2, extractor=trained))
+    for defense in others:
+        obscure_images(private(), defense, pool=pool(), runtime=runtime)
+    obscure_images(private(), others[0], pool=pool(), seed=1, runtime=runtime)
+    obscure_images(private(), others[0], pool=pool()[1:], runtime=runtime)
+    assert len(list(tmp_path.iterdir())) == len(others) + 2
+
+
+def test_an_extractor_is_trained_on_a_public_set_and_obscures_a_split() -> None:
+    few = dataclasses.replace(DIGITS, train=DIGITS.train.select(range(64)), test=DIGITS.test.select(range(16)))
+    extractor = train_extractor(few, architecture="lenet", training=Training(epochs=1, batch_size=32))
+    assert extractor.name == "lenet-digits"
+    defense = Loda(steps=2, extractor=extractor)
+    assert "extractor=lenet-digits" in defenses.describe(defense)
+    split = obscure_split(DIGITS.train.select(range(5)), defense, pool=pool())
+    assert torch.equal(split.labels, DIGITS.train.labels[:5])
+    assert not torch.equal(split.images, DIGITS.train.images[:5])
+
+
+def test_a_sheet_shows_private_left_and_obscured_right() -> None:
+    left, right = private(3), 1 - private(3)
+    shown = sheet(left, right, columns=2, gap=1)
+    assert shown.shape == (1, 18, 34)
+    assert torch.equal(shown[:, :8, :8], left[0])
+    assert torch.equal(shown[:, :8, 25:33], right[1])
+    assert torch.equal(shown[:, 9:17, :8], left[2])
+
+
+def test_says_what_is_wrong() -> None:
+    with pytest.raises(DataError, match="resize them"):
+        obscure_images(private(), Loda(steps=1), pool=torch.zeros(3, 1, 9, 9))
+    with pytest.raises(UnknownNameError, match="no layer called 'conv9'"):
+        obscure_images(private(), Loda(steps=1, layers=("conv9",)), pool=None)
+    with pytest.raises(UnsupportedModelError, match=r"no nn\.Conv2d"):
+        Loda(extractor=Extractor("flat", nn.Flatten())).features(private())
+    with pytest.raises(ValueError, match="lr above 0"):
+        Loda(lr=0)
+    with pytest.raises(ValueError, match="every private image needs"):
+        sheet(private(2), private(3))
+
+
+def aligned(images: Tensor, features: nn.Module, *, extra: Knowledge = Knowledge.AUXILIARY) -> Encodings:
+    return Encodings(images=images[None], knowledge=extra, auxiliary=Auxiliary(extractor=features))
+
+
+def test_the_private_image_solves_the_stationary_condition() -> None:
+    # With small c the objective is convex here, and descent reaches a point inside [0, 1] where its gradient vanishes.
+    features, hidden = LayerFeatures(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1)).double(), ("0",)), private(3)
+    images = pool()[:3]
+    found = stationarity(hidden, images, features, weight=0.4)
+    torch.testing.assert_close(2 * found, gradient(images, hidden, features(hidden), features, c=0.4))
+
+
+def test_the_adaptive_attack_finds_the_private_image_where_the_condition_determines_it() -> None:
+    convolution = nn.Conv2d(1, 2, 1, bias=False).double()
+    convolution.weight.data = torch.tensor([1.0, 0.5]).double().view(2, 1, 1, 1)
+    features, hidden = LayerFeatures(nn.Sequential(convolution), ("0",)), 0.3 + 0.4 * private(3)
+    # Any x' that is stationary for x with c = w gives x back; without noise x' = x is such a point for every w.
+    decoder = DecodeLoda(weight=0.25, steps=300, lr=0.2, norm="squared", start="grey")
+    found = decoder(aligned(hidden, features), streams=Streams(purpose="attack"))
+    torch.testing.assert_close(found.images[0], hidden, atol=1e-3, rtol=0)
+    assert float(found.objective) < 1e-5
+
+
+@pytest.mark.parametrize("norm", ["plain", "squared"])
+def test_the_adaptive_attack_lowers_its_objective(norm: Literal["plain", "squared"]) -> None:
+    defense, hidden = Loda(steps=40, extractor=Extractor("tiny", network()), c=0.05), private(4)
+    features = defense.features(hidden)
+    seen = obscure_images(hidden, defense, pool=pool())
+    begin = stationarity(torch.full_like(seen, 0.5), seen, features, weight=1.0).square().flatten(1).sum(1)
+    decoder = dataclasses.replace(DecodeLoda(optimizer="adam", steps=40, lr=0.02), norm=norm)
+    found = decoder(aligned(seen, features), streams=Streams(purpose="attack"))
+    end = stationarity(found.images[0], seen, features, weight=1.0).square().flatten(1).sum(1)
+    assert bool((end < 0.5 * begin).all())
+    alone = decoder(aligned(seen[2:3], features), streams=Streams(purpose="attack"))
+    torch.testing.assert_close(alone.images[0, 0], found.images[0, 2], rtol=0, atol=1e-9)
+
+
+def test_the_adaptive_attack_needs_the_extractor() -> None:
+    features = LayerFeatures(network(), ("0",))
+    with pytest.raises(KnowledgeError, match="needs auxiliary"):
+        DecodeLoda()(aligned(private(), features, extra=Knowledge.NOTHING), streams=Streams())
+    with pytest.raises(DataError, match="needs the extractor"):
+        DecodeLoda()(Encodings(images=private()[None], knowledge=Knowledge.AUXILIARY), streams=Streams())
