@@ -1,6 +1,7 @@
 """Distances between a trial update and the observed one, victim by victim."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -8,6 +9,10 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.engine import spread
 from gradveil.types import Gradients
+
+Objective: TypeAlias = Literal["cosine", "l2", "l1", "layer-cosine", "row-cosine", "masked-cosine"]
+Distance: TypeAlias = Callable[[Gradients], Tensor]
+"""A trial update to its (V,) distances from the observed one."""
 
 
 def inner(first: Gradients, second: Gradients) -> Tensor:
@@ -23,6 +28,11 @@ def inner(first: Gradients, second: Gradients) -> Tensor:
 def squared_distance(trial: Gradients, target: Gradients) -> Tensor:
     """Return the (V,) sums of squared differences."""
     return torch.stack([(a - b).square().flatten(1).sum(1) for a, b in zip(trial, target, strict=True)]).sum(0)
+
+
+def absolute_distance(trial: Gradients, target: Gradients) -> Tensor:
+    """Return the (V,) sums of absolute differences."""
+    return torch.stack([(a - b).abs().flatten(1).sum(1) for a, b in zip(trial, target, strict=True)]).sum(0)
 
 
 def unit(update: Gradients) -> Gradients:
@@ -44,6 +54,35 @@ def cosine_distance(trial: Gradients, target: Gradients) -> Tensor:
     return 1 - cosine
 
 
+def distance_to(target: Gradients, objective: Objective, *, weights: Tensor | None = None) -> Distance:
+    """Return the function that says how far trial updates are from an observed one.
+
+    Args:
+        target: the observed update.
+        objective: `cosine` and `l2` over all parameters together, `l1` the sum of absolute differences, `layer-cosine`
+            and `row-cosine` the mean over parameters and over their output rows, `masked-cosine` over the entries that
+            are not exactly zero in the observed update.
+        weights: (V, n) of the parameters, None for all equal; a parameter of weight 0 does not count at all.
+
+    Example:
+        >>> distance_to((torch.tensor([[1.0, 3.0]]),), "l1")((torch.tensor([[2.0, 1.0]]),))
+        tensor([3.])
+    """
+    if objective in {"layer-cosine", "row-cosine"}:
+        return _mean_cosine_to(target, weights, _rows if objective == "row-cosine" else _whole)
+    scale = _scaling(weights, power=1.0 if objective == "l1" else 0.5)
+    goal = scale(target)
+    if objective == "l2":
+        return lambda trial: squared_distance(scale(trial), goal)
+    if objective == "l1":
+        return lambda trial: absolute_distance(scale(trial), goal)
+    goal = unit(goal)
+    if objective == "cosine":
+        return lambda trial: cosine_distance(scale(trial), goal)
+    masks = tuple(tensor != 0 for tensor in goal)
+    return lambda trial: cosine_distance(tuple(g * m for g, m in zip(scale(trial), masks, strict=True)), goal)
+
+
 class _Products(torch.autograd.Function):
     """A trial tensor's (V,) square and its (V,) product with the target, differentiated in one pass over both."""
 
@@ -58,3 +97,42 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, of_square: Tensor, of_product: Tensor) -> tuple[Tensor, None]:
         trial, target = ctx.saved_tensors
         return torch.addcmul(trial * spread(2 * of_square, trial), target, spread(of_product, trial)), None
+
+
+def _scaling(weights: Tensor | None, *, power: float) -> Callable[[Gradients], Gradients]:
+    """Return what multiplies the parameters by powers of their weights, and leaves those out that weigh nothing."""
+    if weights is None:
+        return lambda update: update
+    factors = weights**power
+    kept = [i for i in range(factors.shape[1]) if bool(factors[:, i].any())]
+    return lambda update: tuple(update[i] * spread(factors[:, i], update[i]) for i in kept)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """View a parameter as (V, 1, entries)."""
+    return tensor.flatten(1)[:, None]
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """View a parameter as (V, outputs, entries); one without rows as a whole."""
+    return tensor.flatten(2) if tensor.ndim > 2 else _whole(tensor)
+
+
+def _mean_cosine_to(target: Gradients, weights: Tensor | None, view: Callable[[Tensor], Tensor]) -> Distance:
+    """Return one minus the weighted mean of the cosines of all rows."""
+    goals = tuple(_normalized(view(tensor)) for tensor in target)
+    shares = torch.ones((len(target[0]), len(goals)), device=target[0].device) if weights is None else weights
+    counts = torch.tensor([goal.shape[1] for goal in goals], device=shares.device, dtype=shares.dtype)
+    shares = (shares / (shares * counts).sum(1, keepdim=True)).to(target[0].dtype)
+    kept = [i for i in range(len(goals)) if bool(shares[:, i].any())]
+
+    def distance(trial: Gradients) -> Tensor:
+        cosines = [(_normalized(view(trial[i])) * goals[i]).sum((1, 2)) * shares[:, i] for i in kept]
+        return 1 - torch.stack(cosines).sum(0)
+
+    return distance
+
+
+def _normalized(rows: Tensor) -> Tensor:
+    """Scale rows to length 1; rows of zeros stay, and have no slope."""
+    return rows / rows.square().sum(2, keepdim=True).clamp_min(1e-20).sqrt()

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from torch import Tensor
 from typing_extensions import override
 
 from gradveil.attacks._base import Attack
-from gradveil.attacks._objectives import squared_distance
-from gradveil.attacks._priors import ImageSpace, Start
-from gradveil.attacks._restarts import keep_best
-from gradveil.engine import LBFGS, Runtime, Variable, matching, minimize
+from gradveil.attacks._matching import Plan, match
+from gradveil.attacks._priors import Start
+from gradveil.engine import Runtime
 from gradveil.streams import Streams
 from gradveil.types import Observation, Paper, Reconstruction
 
@@ -20,7 +18,9 @@ from gradveil.types import Observation, Paper, Reconstruction
 class DLG(Attack):
     """Optimize dummy images and soft labels until their gradient matches the shared one.
 
-    Labels that the adversary knows are taken as they are. Convergence depends on the start: use several.
+    Labels that the adversary knows are taken as they are. It fails on trained or ReLU networks, whose gradients are
+    tiny or not smooth, on larger batches and from an unlucky start: use several. It costs `inner` double backward
+    passes per step. Noise and unknown pruning weaken it.
 
     Args:
         steps: outer L-BFGS steps.
@@ -48,37 +48,21 @@ class DLG(Attack):
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("steps", "inner", "history", "tile", "restarts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be above 0, got {self.lr}")
+        self._plan()
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
-        seen, streams = observation.repeat(self.restarts), streams.repeat(self.restarts)
-        space, match = ImageSpace.of(seen), matching(seen, precision=runtime.precision)
-        variables = [Variable(start=space.start(self.start, streams, tile=self.tile))]
-        if seen.labels is None:
-            logits = streams.normal("labels", (seen.input_shape[0], seen.num_classes), like=seen.update[0])
-            variables.append(Variable(start=logits))
+        return match(observation, self._plan(), streams=streams, runtime=runtime)
 
-        def labels_of(values: tuple[Tensor, ...]) -> Tensor:
-            return values[1].softmax(-1) if seen.labels is None else seen.labels
-
-        def objective(values: tuple[Tensor, ...]) -> Tensor:
-            trial = match.gradients(space.pixels(values[0]), labels_of(values))
-            return squared_distance(trial, match.target)
-
-        optimizer = LBFGS(lr=self.lr, inner=self.inner, history=self.history)
-        found = minimize(objective, variables, optimizer=optimizer, steps=self.steps, runtime=runtime)
-        guess = Reconstruction(
-            inputs=space.pixels(found.values[0]).clamp(0, 1),
-            labels=labels_of(found.values),
-            objective=found.objective,
-            diverged=found.diverged,
-            steps=found.steps,
-            trace=found.trace,
-            captured=found.captured,
+    def _plan(self) -> Plan:
+        return Plan(
+            objective="l2",
+            optimizer="lbfgs",
+            lr=self.lr,
+            steps=self.steps,
+            inner=self.inner,
+            history=self.history,
+            start=self.start,
+            tile=self.tile,
+            restarts=self.restarts,
         )
-        return keep_best(guess, self.restarts)

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from torch import Tensor
 from typing_extensions import override
 
 from gradveil.attacks._base import Attack
-from gradveil.attacks._labels import idlg
-from gradveil.attacks._objectives import cosine_distance, unit
-from gradveil.attacks._priors import ImageSpace, Start, total_variation
-from gradveil.attacks._restarts import keep_best
-from gradveil.engine import Adam, Runtime, Variable, matching, minimize
+from gradveil.attacks._labels import LabelRule, with_labels
+from gradveil.attacks._matching import Plan, match
+from gradveil.attacks._priors import Start
+from gradveil.engine import Runtime
 from gradveil.streams import Streams
 from gradveil.types import Observation, Paper, Reconstruction
 
@@ -21,7 +19,9 @@ from gradveil.types import Observation, Paper, Reconstruction
 class InvertingGradients(Attack):
     """Turn images until their gradient points where the shared one does, and keep them smooth.
 
-    Unknown labels are read off the last layer for a batch of one (iDLG's rule) and optimized with the images for more.
+    Unknown labels are read off the last layer for a batch of one (iDLG's rule) and found as `labels` says for more. It
+    fails on well-trained networks, large batches and repeated labels. It costs two backward passes per step. Noise and
+    unknown pruning weaken it; scaling and clipping the update do not, since only its direction counts.
 
     Args:
         steps: iterations of signed Adam.
@@ -31,6 +31,8 @@ class InvertingGradients(Attack):
         boxed: keep pixels between black and white.
         start: `normal`, `uniform`, `zeros` or `pattern`.
         restarts: starts tried side by side; the one of the smallest objective is kept.
+        labels: how unknown labels of a batch are found: `optimized` with the images, or read by a method of label
+            recovery.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -48,44 +50,25 @@ class InvertingGradients(Attack):
     start: Start = "normal"
     restarts: int = 1
 
+    labels: LabelRule = "optimized"
+
     def __post_init__(self) -> None:
-        for name in ("steps", "restarts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.lr <= 0 or self.tv < 0:
-            raise ValueError(f"lr must be above 0 and tv at least 0, got {self.lr} and {self.tv}")
+        self._plan()
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
-        seen, streams = observation.repeat(self.restarts), streams.repeat(self.restarts)
-        space, match = ImageSpace.of(seen), matching(seen, precision=runtime.precision)
-        target = unit(match.target)
-        low, high = space.box() if self.boxed else (None, None)
-        variables = [Variable(start=space.start(self.start, streams), signed=self.signed, low=low, high=high)]
-        known = seen.labels
-        if known is None and seen.input_shape[0] == 1:
-            known = idlg(seen)
-        if known is None:
-            logits = streams.normal("labels", (seen.input_shape[0], seen.num_classes), like=seen.update[0])
-            variables.append(Variable(start=logits))
+        rule = "idlg" if observation.input_shape[0] == 1 else self.labels
+        return match(with_labels(observation, rule), self._plan(), streams=streams, runtime=runtime)
 
-        def labels_of(values: tuple[Tensor, ...]) -> Tensor:
-            return values[1].softmax(-1) if known is None else known
-
-        def objective(values: tuple[Tensor, ...]) -> Tensor:
-            trial = match.gradients(space.pixels(values[0]), labels_of(values))
-            return cosine_distance(trial, target) + self.tv * total_variation(values[0])
-
-        found = minimize(
-            objective, variables, optimizer=Adam(lr=self.lr), steps=self.steps, decay=True, runtime=runtime
+    def _plan(self) -> Plan:
+        return Plan(
+            objective="cosine",
+            lr=self.lr,
+            steps=self.steps,
+            decay=True,
+            signed=self.signed,
+            boxed=self.boxed,
+            tv=self.tv,
+            start=self.start,
+            restarts=self.restarts,
         )
-        guess = Reconstruction(
-            inputs=space.pixels(found.values[0]).clamp(0, 1),
-            labels=labels_of(found.values),
-            objective=found.objective,
-            diverged=found.diverged,
-            steps=found.steps,
-            trace=found.trace,
-            captured=found.captured,
-        )
-        return keep_best(guess, self.restarts)
