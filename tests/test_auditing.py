@@ -140,6 +140,13 @@ def test_without_a_reference_nobody_is_identified_and_there_are_no_null_lines() 
     assert len(attack.calls) == 1
 
 
+def test_a_given_network_adds_a_view_to_identify_in() -> None:
+    batch = private()
+    result = audited(Scripted(inputs=batch.inputs), batch, reference=reference(), extractor=lambda x: x.flatten(1))
+    assert result.identification["features"].ranks == [[0.0] * batch.inputs.shape[1]] * len(batch.inputs)
+    assert "features" not in audited(Scripted(inputs=batch.inputs), batch, reference=reference()).identification
+
+
 def test_with_a_reference_every_score_stands_beside_its_null_lines() -> None:
     batch, known = private(), reference()
     result = audited(Scripted(inputs=batch.inputs), batch, reference=known)

@@ -96,6 +96,7 @@ def audit(
     local: LocalTraining | None = None,
     mode: Mode = "eval",
     reference: Reference | None = None,
+    extractor: View | None = None,
     auxiliary: Auxiliary | None = None,
     pool: Tensor | None = None,
     parameters: State | None = None,
@@ -116,6 +117,7 @@ def audit(
         local: the clients' training; one plain gradient by default.
         mode: of batch norm while training.
         reference: images of the same data set, for identification and null guesses.
+        extractor: features to identify in too, such as `metrics.features(network)`.
         auxiliary: public material for the adversary.
         pool: further images that a data defense may draw from.
         parameters: (V, *shape) weights by name, where the clients' models differ.
@@ -135,7 +137,7 @@ def audit(
     taken, seconds = _timed_step(
         batch, client, seed=seed, knowledge=knowledge, auxiliary=auxiliary, parameters=parameters, buffers=buffers
     )
-    judging = Judging(metrics=tuple(metrics), reference=reference)
+    judging = Judging(metrics=tuple(metrics), reference=reference, extractor=extractor)
     result = attack_and_judge(taken, attack, judging=judging, seed=seed, runtime=runtime or Runtime())
     return replace(result, seconds={"client": seconds, **result.seconds})
 
