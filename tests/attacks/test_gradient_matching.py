@@ -195,12 +195,12 @@ def test_a_field_overrides_its_preset_and_the_rest_stays() -> None:
     [
         ("adam-l1", "tv=0", 19),
         ("adam-l2", "tv=0", 19),
-        ("sgd-cosine", "lr=0.02,tv=1e-5", 17),
+        ("sgd-cosine", "lr=0.03,tv=1e-5", 17),
         ("lbfgs-cosine", "signed=false,lr=1,steps=6,tv=0,restarts=2", 19),
     ],
 )
 def test_every_preset_finds_the_images_when_given_time(preset: Preset, settings: str, least_db: float) -> None:
-    steps = "" if "steps" in settings else ",steps=120"
+    steps = "" if "steps" in settings else ",steps=80"
     attack = attacks.build(f"gradient-matching:{preset},{settings}{steps}")
     guess = attack(see(), streams=Streams(seed=0), runtime=Runtime(chunk=3))
     assert PSNR()(guess.inputs, private().inputs).median() >= least_db

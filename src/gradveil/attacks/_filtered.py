@@ -24,7 +24,7 @@ def median_filter(images: Tensor) -> Tensor:
     flat = images.flatten(0, -3)[:, None]
     padded = F.pad(flat, (1, 1, 1, 1), mode="reflect")
     windows = padded.unfold(2, 3, 1).unfold(3, 3, 1).flatten(4)
-    return windows.median(-1).values.view_as(images)
+    return windows.sort(-1).values[..., 4].view_as(images)
 
 
 @final

@@ -169,12 +169,12 @@ def _allot(estimate: _Estimate, batch: int) -> Tensor:
     the class that the first stage happened to end with.
     """
     left = torch.nan_to_num(estimate.amounts).clone()
-    counts = torch.zeros_like(left)
+    counts = torch.zeros_like(left, dtype=torch.long)
     for _ in range(batch):
         first = 1e9 * (estimate.present & (counts == 0))
-        chosen = torch.zeros_like(left).scatter(1, (left + first).argmax(1, keepdim=True), 1.0)
+        chosen = torch.zeros_like(counts).scatter(1, (left + first).argmax(1, keepdim=True), 1)
         counts, left = counts + chosen, left - chosen
-    numbers = torch.arange(batch, device=left.device, dtype=left.dtype).expand(len(left), batch).contiguous()
+    numbers = torch.arange(batch, device=left.device).expand(len(left), batch).contiguous()
     return torch.searchsorted(counts.cumsum(1), numbers, right=True)
 
 

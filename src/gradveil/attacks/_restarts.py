@@ -56,5 +56,7 @@ def pixel_mean(images: Tensor) -> Tensor:
 
 
 def pixel_median(images: Tensor) -> Tensor:
-    """Take the median over the second axis, skipping NaN."""
-    return images.nanmedian(1).values
+    """Take the median over the second axis, skipping NaN; the lower one of an even number."""
+    ordered = images.sort(1).values  # NaN last; torch.median does not repeat its bits on a GPU
+    middle = (torch.isfinite(images).sum(1, keepdim=True) - 1).clamp(min=0) // 2
+    return ordered.gather(1, middle).squeeze(1)

@@ -48,7 +48,7 @@ def propose(factors: LowRank, draws: Tensor, weights: Tensor) -> Tensor:
         draws: (V, T, B - 1) uniform in [0, 1), which rows to take.
         weights: (V, m), how likely a row is taken.
     """
-    total = weights.cumsum(1)
+    total = weights.cpu().cumsum(1).to(weights.device)  # which a GPU does not repeat to the bit
     rows = torch.searchsorted(total, draws.flatten(1) * total[:, -1:], right=True).clamp(max=total.shape[1] - 1)
     victims = torch.arange(len(rows), device=rows.device)[:, None, None]
     chosen = factors.left[victims, rows.view_as(draws)]

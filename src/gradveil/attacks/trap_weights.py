@@ -69,7 +69,8 @@ class TrapWeights(ActiveAttack):
         traps = _traps(layer.out_features, layer.in_features, self.std, scale, server_streams(streams))
         threshold = torch.zeros(layer.out_features)
         if public is not None:
-            threshold = torch.quantile(public.cpu().float().flatten(1) @ traps.T, 1 - 1 / input_shape[0], dim=0)
+            values = public.cpu().float().flatten(1) @ traps.T
+            threshold = values.kthvalue(max(1, round(len(values) * (1 - 1 / input_shape[0]))), dim=0).values
 
         # The traps are for pixels; the layer eats them standardized.
         normalization, black = find_normalization(changed), torch.zeros(input_shape[1:])
