@@ -1,8 +1,8 @@
 """The verdict: does the update leak, as far as this attack shows?
 
-A score alone says little. On a trained network the standard attack has scored 10.4 dB over 100 images where a grey
-square scores 12.0 dB, and half of the pictures were plainly recognizable. So the verdict never rests on bare PSNR. The
-update leaks if one of these exceeds the 99th percentile of what guesses reach that know nothing of the image:
+A score alone says little: a reconstruction may score below a grey square and still be plainly recognizable, because the
+attack distorts contrast, or above it and show nothing, because the image is even. So the verdict never rests on bare
+PSNR. The update leaks if one of these exceeds the 99th percentile of what guesses reach that know nothing of the image:
 
 - **identification**: how many private images are the nearest of all candidates to their own reconstruction. Chance is
   binomial with rate 1 / (decoys + 1), or with the rate at which null guesses are ranked first, if that is higher;
