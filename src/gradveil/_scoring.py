@@ -32,13 +32,19 @@ class Reference:
 
 
 def score(
-    chosen: Sequence[Metric], guess: Tensor, *, truth: Tensor, seen: Tensor, nulls: Mapping[str, Tensor]
+    chosen: Sequence[Metric],
+    guess: Tensor,
+    *,
+    guess_of_seen: Tensor,
+    truth: Tensor,
+    seen: Tensor,
+    nulls: Mapping[str, Tensor],
 ) -> dict[str, Scores]:
-    """Score a guess against the private images and against what the model saw, and the null guesses."""
+    """Score a guess of the private images, one of what the model saw, and the null guesses."""
     return {
         metrics.describe(metric): Scores(
             private=numbers(metric(guess, truth)),
-            protected=numbers(metric(guess, seen)),
+            protected=numbers(metric(guess_of_seen, seen)),
             nulls={name: numbers(metric(null, _repeated(truth, null))) for name, null in nulls.items()},
             higher_is_better=metric.higher_is_better,
             unit=metric.unit,

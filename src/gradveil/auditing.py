@@ -181,8 +181,9 @@ def judge_guess(
     began = time.monotonic()
     evidence = taken.evidence
     seen = evidence.protected.inputs.clamp(0, 1)
-    order = align(guess.inputs, seen)
-    guess = replace(guess, inputs=arrange(guess.inputs, order))
+    of_seen = guess.inputs if guess.protected is None else guess.protected
+    order = align(of_seen, seen)
+    guess, of_seen = replace(guess, inputs=arrange(guess.inputs, order)), arrange(of_seen, order)
     heaviest = evidence.protected.origin.gather(2, evidence.protected.weights.argmax(2, keepdim=True)).squeeze(2)
     rows = torch.arange(len(seen), device=seen.device)[:, None]
     truth, labels = evidence.batch.inputs[rows, heaviest], _classes(evidence.batch.labels)[rows, heaviest]
@@ -205,7 +206,7 @@ def judge_guess(
         guess=guess,
         truth=truth,
         labels=labels,
-        scores=score(judging.metrics, guess.inputs, truth=truth, seen=seen, nulls=nulls),
+        scores=score(judging.metrics, guess.inputs, guess_of_seen=of_seen, truth=truth, seen=seen, nulls=nulls),
         identification=identification(
             guess.inputs,
             truth=truth,

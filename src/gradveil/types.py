@@ -51,6 +51,23 @@ class Paper:
     url: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a reader should know before relying on a method; what it does is the method's docstring.
+
+    Args:
+        fails: when it does not do what it promises.
+        costs: what one run takes, in the terms of the method: gradients, queries, memory.
+        suggested: settings worth starting from.
+        interacts: what weakens an attack; what a defense does not go together with.
+    """
+
+    fails: str
+    costs: str
+    suggested: str
+    interacts: str
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The private data of V victims; only client, auditing, metrics and the federation hold one.
@@ -275,24 +292,28 @@ class Reconstruction:
     """An adversary's guess.
 
     Args:
-        inputs: (V, B, C, H, W) in [0, 1].
+        inputs: (V, B, C, H, W) in [0, 1], the private images.
         labels: (V, B) or (V, B, K), None if the attack guesses none.
+        protected: (V, B, C, H, W), a guess of what the model saw, where the attack tells it from the private images.
         objective: (V,) the attack's own final objective; lower is better.
         diverged: (V,) victims whose attack met a number that is not finite; they keep their best iterate.
         steps: (V,) iterations used.
         trace: (V, T) objective over time, empty unless asked for.
         captured: whether the step ran as a CUDA graph.
         chunk: victims attacked at once.
+        details: (V, ...) by name, whatever else the attack found out, such as a learned shift.
     """
 
     inputs: Tensor
     labels: Tensor | None = None
+    protected: Tensor | None = None
     objective: Tensor
     diverged: Tensor
     steps: Tensor
     trace: Tensor | None = None
     captured: bool = False
     chunk: int = 0
+    details: State = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
@@ -300,7 +321,14 @@ class Reconstruction:
         first = parts[0]
         tensors = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
         joined = {k: torch.cat(v) for k, v in tensors.items() if isinstance(v[0], Tensor)}
-        return replace(first, chunk=max(p.chunk for p in parts), captured=all(p.captured for p in parts), **joined)
+        details = {name: torch.cat([part.details[name] for part in parts]) for name in first.details}
+        return replace(
+            first,
+            chunk=max(part.chunk for part in parts),
+            captured=all(part.captured for part in parts),
+            details=details,
+            **joined,
+        )
 
 
 _T = TypeVar("_T", bound=Batch | Protected | Observation)

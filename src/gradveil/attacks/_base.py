@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from gradveil.engine import Runtime, in_chunks
 from gradveil.errors import KnowledgeError
 from gradveil.streams import Streams
-from gradveil.types import Knowledge, Observation, Paper, Reconstruction
+from gradveil.types import Card, Knowledge, Observation, Paper, Reconstruction
 
 
 class Attack(ABC):
@@ -18,11 +18,13 @@ class Attack(ABC):
         paper: where the attack comes from.
         requires: what it cannot do without.
         threat: the letter of its threat model, A to H, as the field uses them.
+        card: what to know before relying on it.
     """
 
     paper: ClassVar[Paper]
     requires: ClassVar[Knowledge] = Knowledge.NOTHING
     threat: ClassVar[str] = "B"
+    card: ClassVar[Card]
 
     @final
     def __call__(self, observation: Observation, *, streams: Streams, runtime: Runtime | None = None) -> Reconstruction:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gradveil.defenses._network import StackedNetwork
 from gradveil.streams import Streams
-from gradveil.types import Gradients, LossFn, Paper, Protected, State
+from gradveil.types import Card, Gradients, LossFn, Paper, Protected, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,13 @@ class Defense(ABC):
         paper: where the defense comes from, None for folklore.
         adversary: who attacks it with knowledge of it.
         off: settings at which it changes nothing; None if it has none.
+        card: what to know before relying on it.
     """
 
     paper: ClassVar[Paper | None] = None
     adversary: ClassVar[Adversary]
     off: ClassVar[Mapping[str, object] | None] = None
+    card: ClassVar[Card]
 
     def resample(self, update: Gradients, *, streams: Streams) -> Gradients:  # noqa: ARG002
         """Apply the defense again to a trial update; the identity where it does not act on updates."""
