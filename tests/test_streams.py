@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradveil.streams import Streams
+from gradveil.streams import Fill, Streams, _fill_laplace, draw_there
 from gradveil.types import Observation
 
 DRAWS = ("normal", "uniform", "laplace", "integers", "permutation")
@@ -148,3 +148,29 @@ def test_streams_without_victims_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="bound to 2 victims, but the stack holds 3"):
         Streams(seed=0).bind(2).bind(3)
     assert Streams(seed=0).bind(2).bind(2) == Streams(seed=0).bind(2)
+
+
+def test_streams_on_the_device_draw_the_same_on_the_cpu() -> None:
+    like, there = torch.zeros(()), Streams(seed=0, on_device=True).bind(2)
+    for kind in ("normal", "uniform", "laplace"):
+        own, usual = (getattr(s, kind)("a", (5,), like=like) for s in (there, Streams(seed=0).bind(2)))
+        assert torch.equal(own, usual)
+    assert there.fork("x").select([1]).on_device
+
+
+@pytest.mark.parametrize(
+    ("fill", "mean", "variance"),
+    [(Tensor.normal_, 0.0, 1.0), (Tensor.uniform_, 0.5, 1 / 12), (_fill_laplace, 0.0, 2.0)],
+    ids=["normal", "uniform", "laplace"],
+)
+def test_what_a_device_draws_has_the_right_distribution_and_depends_on_its_seed_alone(
+    fill: Fill, mean: float, variance: float
+) -> None:
+    like, count = torch.zeros((), dtype=torch.float64), 100_000
+    drawn = draw_there([5, 6], (count,), like=like, fill=fill)
+    assert drawn.dtype == torch.float64
+    assert torch.equal(drawn[1:], draw_there([6], (count,), like=like, fill=fill))
+    for own in drawn:
+        assert float(own.mean()) == pytest.approx(mean, abs=5 * math.sqrt(variance / count))
+        assert float(own.var()) == pytest.approx(variance, rel=0.05)
+    assert float(torch.corrcoef(drawn)[0, 1].abs()) < 5 / math.sqrt(count)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from slow_optimizers import Bowls
@@ -203,6 +205,54 @@ def test_a_probe_takes_a_few_steps_alone() -> None:
 
     minimize(objective, [Variable(start=zeros())], optimizer=PLAIN, steps=1000, runtime=Runtime().probing(2))
     assert calls == 2
+
+
+SCHEDULES = ((40, True, 1.0, True), (16, True, 0.25, False), (60, False, 0.5, False), (24, True, 2.0, True))
+"""Steps, decay, rate and sign of each victim."""
+
+
+@pytest.mark.parametrize("optimizer", EVERY, ids=str)
+def test_a_stack_of_schedules_gives_what_each_alone_gives(optimizer: Optimizer) -> None:
+    bowls, inner = Bowls(), optimizer.iterations(1)
+    lengths = [length // inner for length, _, _, _ in SCHEDULES]
+    together = minimize(
+        bowls.all,
+        [Variable(start=bowls.start, signed=torch.tensor([sign for _, _, _, sign in SCHEDULES]))],
+        optimizer=optimizer,
+        steps=lengths,
+        decay=[decays for _, decays, _, _ in SCHEDULES],
+        rates=torch.tensor([rate for _, _, rate, _ in SCHEDULES]),
+        stop_below=torch.tensor([-torch.inf, -torch.inf, 0.05, -torch.inf]).double(),
+    )
+    for victim, (_, decays, rate, sign) in enumerate(SCHEDULES):
+
+        def alone(variables: tuple[Tensor, ...], own: int = victim) -> Tensor:
+            return bowls.one(variables[0][0], own)[None]
+
+        one = minimize(
+            alone,
+            [Variable(start=bowls.start[victim : victim + 1], signed=sign)],
+            optimizer=replace(optimizer, lr=rate * optimizer.lr),  # type: ignore[type-var]
+            steps=lengths[victim],
+            decay=decays,
+            stop_below=0.05 if victim == 2 else None,
+        )
+        torch.testing.assert_close(one.values[0][0], together.values[0][victim], rtol=0, atol=1e-11)
+        torch.testing.assert_close(one.objective[0], together.objective[victim], rtol=0, atol=1e-11)
+        assert int(one.steps) == int(together.steps[victim])
+
+
+def test_victims_of_one_rate_decay_each_at_its_own_time() -> None:
+    found = minimize(tilt, [Variable(start=zeros())], optimizer=PLAIN, steps=16, decay=[True, False])
+    expected = torch.tensor([[6 * 1 + 4 * 0.1 + 4 * 0.01 + 2 * 0.001], [16.0]]).double()
+    torch.testing.assert_close(found.values[0], -0.125 * expected.expand(2, 3), rtol=1e-7, atol=0)
+
+
+def test_a_victim_that_has_ended_is_judged_where_it_stands() -> None:
+    found = minimize(tilt, [Variable(start=zeros())], optimizer=PLAIN, steps=[2, 5], runtime=Runtime(trace=True))
+    assert torch.equal(found.values[0], -0.125 * torch.tensor([[2.0], [5.0]]).double().expand(2, 3))
+    assert found.steps.tolist() == [2, 5]
+    assert found.trace.shape == (2, 5)
 
 
 def tensors(found: Minimum) -> list[Tensor]:

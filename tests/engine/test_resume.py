@@ -151,6 +151,30 @@ def test_a_checkpoint_of_another_computation_is_ignored(tmp_path: Path) -> None:
         assert same(run(Adam(), store), undisturbed(Adam()))
 
 
+def test_a_killed_run_of_several_schedules_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    bowls = Bowls()
+
+    def go(store: Store | None, dies_at: int) -> Minimum:
+        def progress(_task: str, done: int, _total: int) -> None:
+            if done == dies_at:
+                raise KilledError
+
+        return minimize(
+            bowls.all,
+            [Variable(start=bowls.start)],
+            optimizer=Adam(lr=0.02),
+            steps=[60, 160, 40, 100],
+            decay=[True, False, True, True],
+            rates=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+            runtime=Runtime(store=store, save_every=-1.0, progress=progress, trace=True),
+        )
+
+    for dies_at in (100, 150):
+        with pytest.raises(KilledError):
+            go(TensorFolder(tmp_path), dies_at)
+    assert same(go(TensorFolder(tmp_path), -1), go(None, -1))
+
+
 def test_a_checkpoint_of_fewer_steps_is_ignored(tmp_path: Path) -> None:
     store = TensorFolder(tmp_path)
     run(Adam(), store, steps=100, trace=False)

@@ -2,6 +2,7 @@
 
 from gradveil.engine.chunks import in_chunks
 from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.factors import Factored, Factors, formed, square_and_product
 from gradveil.engine.gradients import (
     GradientFunction,
     Trial,
@@ -21,6 +22,8 @@ __all__ = [
     "SGD",
     "Adam",
     "Evaluation",
+    "Factored",
+    "Factors",
     "GradientFunction",
     "Matching",
     "Minimum",
@@ -33,12 +36,14 @@ __all__ = [
     "Trial",
     "Variable",
     "find_normalization",
+    "formed",
     "gradient_function",
     "in_chunks",
     "matching",
     "minimize",
     "normalized",
     "spread",
+    "square_and_product",
     "stacked_gradients",
     "trainable",
 ]

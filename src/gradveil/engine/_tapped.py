@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, overload
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +13,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from gradveil.engine._norms import affine, batch_norm_arguments, normalize_batch
+from gradveil.engine._rectified import Norm, fuses, rectified, take_sums
 from gradveil.engine._vmapped import autocast, module_mode, without_fast_attention, written_buffers
-from gradveil.engine.convolution import convolution, weight_gradient
+from gradveil.engine.convolution import convolution, factor_gradient, weight_gradient
 from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.factors import Factored, Factors, formed, pays
 from gradveil.engine.geometry import Geometry
 from gradveil.engine.runtime import Precision
 from gradveil.types import LossFn, Mode, State
 
 Rule: TypeAlias = Callable[[Tensor], Tensor]
 """From the gradient at a layer's output, (N, ...), to the (V, *shape) gradient of one of its parameters."""
+
+FactorRule: TypeAlias = Callable[[Tensor], Factored]
+"""The same, not multiplied out."""
+
+
+_NO_FACTORS: Mapping[Tensor, FactorRule] = MappingProxyType({})
 
 
 class NotTappableError(Exception):
@@ -37,7 +46,26 @@ class TappedGradients:
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Differentiate V victims with inputs (V, B, ...) and labels (V, B) or (V, B, K)."""
-        create_graph = torch.is_grad_enabled() and (inputs.requires_grad or labels.requires_grad)
+        create_graph = _differentiated(inputs, labels)
+        taps, outputs, losses = self._run(inputs, labels)
+        gradients = taps.gradients(losses, create_graph=create_graph)
+        if not create_graph:
+            losses, outputs = losses.detach(), outputs.detach()
+        return Evaluation(
+            tuple(self._of(name, gradients, inputs) for name in self._names), losses, outputs, taps.buffers
+        )
+
+    def factors(self, inputs: Tensor, labels: Tensor) -> Factors:
+        """Differentiate, and leave those gradients as factors whose products are cheaper so."""
+        taps, _, losses = self._run(inputs, labels)
+        found = taps.factors(losses, create_graph=_differentiated(inputs, labels))
+        return tuple(
+            factored if isinstance(factored := found.get(name), Factored) else self._of(name, found, inputs)
+            for name in self._names
+        )
+
+    def _run(self, inputs: Tensor, labels: Tensor) -> "tuple[_Taps, Tensor, Tensor]":
+        """Return the taps of a forward pass, its outputs (V, B, K) and losses (V,), ready to be differentiated."""
         buffers = dict(self._model.named_buffers())
         own = {**buffers, **written_buffers(buffers, self._mode)}
         taps = _Taps(self._model, self._names, own, len(inputs))
@@ -48,18 +76,18 @@ class TappedGradients:
             with taps, autocast(self._precision, inputs):
                 merged = functional_call(self._model, own, (_merged(inputs),))
             outputs = merged.to(inputs.dtype).unflatten(0, inputs.shape[:2])
-            losses = vmap(self._loss)(outputs, labels)
-            gradients = taps.gradients(losses.sum(), create_graph=create_graph)
-        if not create_graph:
-            losses, outputs = losses.detach(), outputs.detach()
-        return Evaluation(
-            tuple(self._of(name, gradients, inputs) for name in self._names), losses, outputs, taps.buffers
-        )
+            return taps, outputs, vmap(self._loss)(outputs, labels)
 
-    def _of(self, name: str, gradients: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    def _of(self, name: str, gradients: Mapping[str, Any], inputs: Tensor) -> Tensor:
         if name in gradients:
-            return gradients[name].to(inputs.dtype)
+            gradient: Tensor = gradients[name].to(inputs.dtype)
+            return gradient
         return inputs.new_zeros((len(inputs), *self._model.get_parameter(name).shape))
+
+
+def _differentiated(inputs: Tensor, labels: Tensor) -> bool:
+    """Tell whether the gradients will be differentiated in their turn."""
+    return torch.is_grad_enabled() and (inputs.requires_grad or labels.requires_grad)
 
 
 def _start(inputs: Tensor) -> Tensor:
@@ -83,6 +111,9 @@ class _Taps(TorchFunctionMode):
         self._statistics = {id(buffer): name for name, buffer in buffers.items()}
         self._outputs: list[Tensor] = []
         self._rules: list[dict[str, Rule]] = []
+        self._factors: list[dict[str, FactorRule]] = []
+        self._norms: dict[int, _Normed] = {}
+        self._rectified: list[Norm] = []
         self.buffers: dict[str, Tensor] = {}
 
     def __torch_function__(
@@ -102,10 +133,10 @@ class _Taps(TorchFunctionMode):
             raise NotTappableError(f"a parameter enters {getattr(func, '__name__', func)}")
         return result
 
-    def gradients(self, loss: Tensor, *, create_graph: bool) -> dict[str, Tensor]:
+    def gradients(self, losses: Tensor, *, create_graph: bool) -> dict[str, Tensor]:
         """Differentiate by the output of each layer, and apply the rules."""
         found: dict[str, Tensor] = {}
-        deltas = torch.autograd.grad(loss, self._outputs, create_graph=create_graph, allow_unused=True)
+        deltas = self._deltas(losses, create_graph=create_graph)
         with torch.set_grad_enabled(create_graph):
             for delta, rules in zip(deltas, self._rules, strict=True):
                 for name, rule in rules.items():
@@ -114,32 +145,68 @@ class _Taps(TorchFunctionMode):
                         found[name] = found[name] + gradient if name in found else gradient
         return found
 
+    def factors(self, losses: Tensor, *, create_graph: bool) -> dict[str, Tensor | Factored]:
+        """Differentiate likewise, with factors in place of what a single layer makes of a weight."""
+        found: dict[str, Tensor | Factored] = {}
+        deltas = self._deltas(losses, create_graph=create_graph)
+        with torch.set_grad_enabled(create_graph):
+            for delta, rules, factors in zip(deltas, self._rules, self._factors, strict=True):
+                if delta is None:
+                    continue
+                for name, rule in rules.items():
+                    if name in found:
+                        found[name] = formed(found[name]) + rule(delta)
+                    else:
+                        found[name] = factors.get(name, rule)(delta)
+        return found
+
+    def _deltas(self, losses: Tensor, *, create_graph: bool) -> tuple[Tensor | None, ...]:
+        """Return the gradients at the layers' outputs; None where the loss does not depend on one."""
+        ones = torch.ones_like(losses)
+        deltas = torch.autograd.grad(losses, self._outputs, ones, create_graph=create_graph, allow_unused=True)
+        for norm in self._rectified:
+            norm.wanted = False
+        return deltas
+
     def stacked(self, tensor: Tensor) -> Tensor:
         """Split the merged axis: (N, ...) to (V, N / V, ...)."""
         if len(tensor) % self._victims:
             raise NotTappableError(f"a layer sees {len(tensor)} rows of {self._victims} victims")
         return tensor.reshape(self._victims, -1, *tensor.shape[1:])
 
-    def keep(self, output: Tensor, rules: Mapping[Tensor | None, Rule]) -> Tensor:
+    def keep(
+        self, output: Tensor, rules: Mapping[Tensor | None, Rule], factors: Mapping[Tensor, FactorRule] = _NO_FACTORS
+    ) -> Tensor:
         """Remember a layer's output and the rules of those of its parameters that are differentiated by."""
         owned = {self._parameters[id(p)]: rule for p, rule in rules.items() if id(p) in self._parameters}
         if owned:
             self._outputs.append(output)
             self._rules.append(owned)
+            rows = output.numel() // self._victims
+            self._factors.append(
+                {
+                    self._parameters[id(p)]: rule
+                    for p, rule in factors.items()
+                    if id(p) in self._parameters and pays(rows // len(p), len(p), p[0].numel())
+                }
+            )
         return output
 
     def linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Tap a linear layer."""
         output = F.linear(inputs, _constant(weight), _constant(bias))
 
-        def of_weight(delta: Tensor) -> Tensor:
+        def factors(delta: Tensor) -> Factored:
             seen = self.stacked(inputs).flatten(1, -2).to(delta.dtype)
-            return torch.einsum("vno,vni->voi", self.stacked(delta).flatten(1, -2), seen)
+            return Factored(self.stacked(delta).flatten(1, -2), seen)
+
+        def of_weight(delta: Tensor) -> Tensor:
+            return factors(delta).formed()
 
         def of_bias(delta: Tensor) -> Tensor:
             return self.stacked(delta).flatten(1, -2).sum(1)
 
-        return self.keep(output, {weight: of_weight, bias: of_bias})
+        return self.keep(output, {weight: of_weight, bias: of_bias}, {weight: factors})
 
     def convolution(
         self,
@@ -163,10 +230,14 @@ class _Taps(TorchFunctionMode):
         def of_weight(delta: Tensor) -> Tensor:
             return weight_gradient(self.stacked(inputs), self.stacked(delta), geometry)
 
+        def factors(delta: Tensor) -> Factored:
+            return factor_gradient(self.stacked(inputs), self.stacked(delta), geometry)
+
         def of_bias(delta: Tensor) -> Tensor:
             return self.stacked(delta).sum((1, 3, 4))
 
-        return self.keep(output, {weight: of_weight, bias: of_bias})
+        apart = {weight: factors} if geometry.groups == 1 else _NO_FACTORS
+        return self.keep(output, {weight: of_weight, bias: of_bias}, apart)
 
     def batch_norm(self, *args: Any, **kwargs: Any) -> Tensor:
         """Tap a batch norm, by running statistics or by each victim's own."""
@@ -192,7 +263,32 @@ class _Taps(TorchFunctionMode):
         def of_weight(delta: Tensor) -> Tensor:
             return (of_bias(delta * inputs) - mean * of_bias(delta)) * inverse
 
+        if inputs.ndim == 4 and fuses(inputs):
+            self._norms[id(output)] = _Normed(
+                output, output._version, inputs, weight, bias, mean, inverse, scale, shift
+            )
         return self.keep(output, {weight: of_weight, bias: of_bias})
+
+    def relu(self, inputs: Tensor, inplace: bool = False) -> Tensor:  # noqa: ARG002
+        """Tap a rectifier together with the eval-mode batch norm before it, if there is one."""
+        found = self._norms.get(id(inputs))
+        if found is None or found.version != inputs._version:  # nothing may have been added to it in place
+            return F.relu(inputs)
+        norm = Norm(found.inputs, found.scale, found.shift, self._victims)
+        norm.wanted = id(found.weight) in self._parameters or id(found.bias) in self._parameters
+        self._rectified.append(norm)
+        sums: list[tuple[Tensor, ...]] = []
+
+        def of_bias(delta: Tensor) -> Tensor:
+            if not sums:
+                sums.append(take_sums(norm, delta))
+            return sums[0][0]
+
+        def of_weight(delta: Tensor) -> Tensor:
+            plain = of_bias(delta)
+            return (sums[0][1] - found.mean * plain) * found.inverse
+
+        return self.keep(rectified(norm), {found.weight: of_weight, found.bias: of_bias})
 
     def group_norm(
         self,
@@ -242,6 +338,20 @@ class _Taps(TorchFunctionMode):
         return self.stacked(tensor)[..., None].flatten(3)
 
 
+class _Normed(NamedTuple):
+    """An eval-mode batch norm that a rectifier may follow: its output, what made it, and (C,) numbers."""
+
+    output: Tensor
+    version: int
+    inputs: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    inverse: Tensor
+    scale: Tensor
+    shift: Tensor
+
+
 def _cast(tensor: Tensor) -> Tensor:
     """Cast as autocast would, since it does not look inside the engine's own functions."""
     device = tensor.device.type
@@ -263,4 +373,5 @@ _LAYERS: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.batch_norm: _Taps.batch_norm,
     F.group_norm: _Taps.group_norm,
     F.layer_norm: _Taps.layer_norm,
+    F.relu: _Taps.relu,
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine import _patches
+from gradveil.engine.factors import Factored
 from gradveil.engine.geometry import Geometry
 
 
@@ -57,10 +58,13 @@ def weight_gradient_by_patches(inputs: Tensor, deltas: Tensor, geometry: Geometr
     Pixels are rows and channels are columns, as the channels-last format has them in memory; so no matrix is copied to
     be transposed. The result is a permuted view, laid out as (V, O, kernel, kernel, C).
     """
+    return factor_gradient(inputs, deltas, geometry).formed()
+
+
+def factor_gradient(inputs: Tensor, deltas: Tensor, geometry: Geometry) -> Factored:
+    """Return each victim's weight gradient as deltas and patches, for a convolution without groups."""
     patches: Tensor = _Patches.apply(inputs.permute(0, 1, 3, 4, 2), geometry)  # type: ignore[no-untyped-call]
-    rows = deltas.permute(0, 1, 3, 4, 2).flatten(1, 3)
-    gradient = torch.bmm(rows.transpose(1, 2), patches)
-    return gradient.view(len(rows), rows.shape[2], *geometry.kernel, -1).permute(0, 1, 4, 2, 3)
+    return Factored(deltas.permute(0, 1, 3, 4, 2).flatten(1, 3), patches, geometry.kernel)
 
 
 def convolution(inputs: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:

@@ -1,7 +1,7 @@
 """The loop that all optimization attacks share."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,13 +25,13 @@ class Variable:
 
     Args:
         start: (V, ...).
-        signed: replace the gradient by its sign.
+        signed: replace the gradient by its sign; (V,) for some victims alone.
         low: lower bound, broadcast to the shape of `start`; None for none.
         high: upper bound.
     """
 
     start: Tensor
-    signed: bool = False
+    signed: bool | Tensor = False
     low: Tensor | None = None
     high: Tensor | None = None
 
@@ -57,6 +57,21 @@ class Minimum:
     captured: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """What happens before which iteration.
+
+    Args:
+        total: iterations of the longest victim.
+        decays: factors on the learning rate, for all victims or (V,).
+        ends: (V,) victims that have had all their steps.
+    """
+
+    total: int
+    decays: Mapping[int, Tensor | float]
+    ends: Mapping[int, Tensor]
+
+
 @dataclass(slots=True)
 class _Run:
     """The changing part of a minimization: tensors alone, so that a checkpoint is exact."""
@@ -67,6 +82,7 @@ class _Run:
     objective: Tensor
     active: Tensor
     diverged: Tensor
+    ended: Tensor
     used: Tensor
     rate: Tensor
     trace: Tensor
@@ -77,7 +93,7 @@ class _Run:
         """Name everything that the rest of the run depends on."""
         named = {f"value.{i}": v for i, v in enumerate(self.values)} | {f"best.{i}": b for i, b in enumerate(self.best)}
         named |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
-        plain = ("objective", "active", "diverged", "used", "rate", "trace", "done", "total")
+        plain = ("objective", "active", "diverged", "ended", "used", "rate", "trace", "done", "total")
         return named | {name: getattr(self, name) for name in plain}
 
     def restore(self, saved: dict[str, Tensor]) -> None:
@@ -96,20 +112,24 @@ def minimize(
     variables: Sequence[Variable],
     *,
     optimizer: Optimizer,
-    steps: int,
-    decay: bool = False,
-    stop_below: float | None = None,
+    steps: int | Sequence[int],
+    decay: bool | Sequence[bool] = False,
+    rates: Tensor | None = None,
+    stop_below: float | Tensor | None = None,
     runtime: Runtime | None = None,
 ) -> Minimum:
     """Minimize the objectives of V victims side by side.
+
+    Each victim can have a schedule of its own: it moves, decays and ends as it would alone, while the others go on.
 
     Args:
         objective: of the variables.
         variables: what to optimize.
         optimizer: `Adam`, `SGD` or `LBFGS`.
-        steps: of the optimizer.
-        decay: multiply the learning rate by 0.1 at 3/8, 5/8 and 7/8 of the steps.
-        stop_below: a victim whose objective falls below stops.
+        steps: of the optimizer, for all victims or for each.
+        decay: multiply the learning rate by 0.1 at 3/8, 5/8 and 7/8 of a victim's steps, for all victims or for each.
+        rates: (V,) factors on the optimizer's learning rate; None for 1.
+        stop_below: a victim whose objective falls below stops; () for all or (V,) each one's own.
         runtime: precision, progress, checkpoints.
 
     Example:
@@ -121,16 +141,17 @@ def minimize(
         True
     """
     runtime = runtime or Runtime()
-    total = optimizer.iterations(steps)
-    run = _begin(variables, optimizer, total=total, traced=total if runtime.trace else 0)
+    schedule = _schedule(optimizer, steps, decay, victims=len(variables[0].start), like=variables[0].start)
+    if rates is None and any(isinstance(factor, Tensor) for factor in schedule.decays.values()):
+        rates = torch.ones(len(variables[0].start))
+    run = _begin(variables, optimizer, rates, total=schedule.total, traced=schedule.total if runtime.trace else 0)
     saved = runtime.store.load(runtime.name) if runtime.store else None
     run.restore(saved or {})
 
     step = _step_function(objective, variables, optimizer, run, stop_below)
-    unfinished = int(run.done) < total
+    unfinished = int(run.done) < schedule.total
     graph = capture(step, run.tensors()) if runtime.capture and run.rate.is_cuda and unfinished else None
-    milestones = {optimizer.iterations(int(steps * part)) for part in DECAY_AT} if decay else set()
-    _loop(graph or step, run, milestones=milestones, runtime=runtime)
+    _loop(graph or step, run, schedule=schedule, runtime=runtime)
     if runtime.probe is None:
         _look_at_the_last(objective, run)
     return Minimum(
@@ -143,7 +164,31 @@ def minimize(
     )
 
 
-def _begin(variables: Sequence[Variable], optimizer: Optimizer, *, total: int, traced: int) -> _Run:
+def _schedule(
+    optimizer: Optimizer, steps: int | Sequence[int], decay: bool | Sequence[bool], *, victims: int, like: Tensor
+) -> _Schedule:
+    """Say what happens before which iteration; where all victims have one schedule, it is one number for all."""
+    if isinstance(steps, int) and isinstance(decay, bool):
+        decays = {optimizer.iterations(int(steps * part)) for part in DECAY_AT} if decay else set()
+        return _Schedule(optimizer.iterations(steps), dict.fromkeys(decays, 0.1), {})
+    lengths = [steps] * victims if isinstance(steps, int) else list(steps)
+    decaying = [decay] * victims if isinstance(decay, bool) else list(decay)
+    marks = [
+        {optimizer.iterations(int(length * part)) for part in DECAY_AT} if decays_too else set[int]()
+        for length, decays_too in zip(lengths, decaying, strict=True)
+    ]
+    ends = [optimizer.iterations(length) for length in lengths]
+
+    return _Schedule(
+        max(ends),
+        {mark: like.new_tensor([0.1 if mark in own else 1.0 for own in marks]) for mark in set().union(*marks)},
+        {end: torch.tensor([own == end for own in ends], device=like.device) for end in set(ends)},
+    )
+
+
+def _begin(
+    variables: Sequence[Variable], optimizer: Optimizer, rates: Tensor | None, *, total: int, traced: int
+) -> _Run:
     values = [variable.start.detach().clone() for variable in variables]
     victims, like = len(values[0]), values[0]
     flags = torch.zeros(victims, dtype=torch.bool, device=like.device)
@@ -154,8 +199,9 @@ def _begin(variables: Sequence[Variable], optimizer: Optimizer, *, total: int, t
         objective=torch.full((victims,), torch.inf, dtype=like.dtype, device=like.device),
         active=~flags,
         diverged=flags,
+        ended=flags.clone(),
         used=torch.zeros(victims, dtype=torch.long, device=like.device),
-        rate=torch.ones((), dtype=like.dtype, device=like.device),
+        rate=torch.ones((), dtype=like.dtype, device=like.device) if rates is None else rates.to(like, copy=True),
         trace=torch.full((victims, traced), torch.nan, dtype=like.dtype, device=like.device),
         done=torch.tensor(0),
         total=torch.tensor(total),
@@ -167,7 +213,7 @@ def _step_function(
     variables: Sequence[Variable],
     optimizer: Optimizer,
     run: _Run,
-    stop_below: float | None,
+    stop_below: float | Tensor | None,
 ) -> Callable[[], Tensor]:
     """Make the step: evaluate, keep the best, move; it returns the (V,) objective and changes `run` in place."""
 
@@ -183,7 +229,7 @@ def _step_function(
         if stop_below is not None:
             run.active.logical_and_(run.objective >= stop_below)
 
-        directed = [g.sign() if v.signed else g for v, g in zip(variables, gradients, strict=True)]
+        directed = [_directed(v.signed, g) for v, g in zip(variables, gradients, strict=True)]
         converged = optimizer.move(run.values, directed, losses, state=run.optimizer, rate=run.rate, active=run.active)
         run.active.logical_and_(~converged)
         for variable, value in zip(variables, run.values, strict=True):
@@ -192,6 +238,12 @@ def _step_function(
         return losses
 
     return step
+
+
+def _directed(signed: bool | Tensor, gradient: Tensor) -> Tensor:
+    if isinstance(signed, Tensor):
+        return torch.where(spread(signed, gradient), gradient.sign(), gradient)
+    return gradient.sign() if signed else gradient
 
 
 def _differentiate(objective: Objective, values: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -209,12 +261,15 @@ def _keep_best(run: _Run, losses: Tensor) -> None:
         best.copy_(torch.where(spread(better, value), value, best))
 
 
-def _loop(step: Callable[[], Tensor], run: _Run, *, milestones: set[int], runtime: Runtime) -> None:
+def _loop(step: Callable[[], Tensor], run: _Run, *, schedule: _Schedule, runtime: Runtime) -> None:
     last, total = time.monotonic(), int(run.total)
     end = total if runtime.probe is None else min(total, runtime.probe)
     for iteration in range(int(run.done), end):
-        if iteration in milestones:
-            run.rate.mul_(0.1)
+        if iteration in schedule.decays:
+            run.rate.mul_(schedule.decays[iteration])
+        if iteration in schedule.ends:
+            run.ended.logical_or_(schedule.ends[iteration] & run.active)
+            run.active.logical_and_(~schedule.ends[iteration])
         losses = step()
         if runtime.trace:
             run.trace[:, iteration] = losses
@@ -243,5 +298,6 @@ def _look_at_the_last(objective: Objective, run: _Run) -> None:
     """Evaluate once more, since the last move has not been judged yet."""
     with torch.no_grad():
         detached = tuple(value.detach() for value in run.values)
+        run.active.logical_or_(run.ended)  # they stand where their own last step left them
     losses, _ = _differentiate(objective, detached)
     _keep_best(run, torch.where(torch.isfinite(losses), losses, torch.inf))

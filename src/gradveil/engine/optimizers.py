@@ -39,7 +39,7 @@ class Optimizer(ABC):
             gradients: of the objective, one per variable.
             losses: (V,) the objective at `values`.
             state: from `start`.
-            rate: () factor on the learning rate.
+            rate: factor on the learning rate, () for all victims or (V,) each one's own.
             active: (V,) victims that still move.
 
         Returns:
@@ -84,7 +84,7 @@ class Adam(Optimizer):
             first = state[f"first.{i}"].lerp_(gradient, 1 - self.beta1)
             second = state[f"second.{i}"].lerp_(gradient.square(), 1 - self.beta2)
             corrected = (second / (1 - self.beta2**count)).sqrt_().add_(self.eps)
-            step = rate * self.lr * first / (1 - self.beta1**count) / corrected
+            step = own(rate, value) * self.lr * first / (1 - self.beta1**count) / corrected
             value.sub_(torch.where(spread(active, step), step, 0))
         return torch.zeros_like(active)
 
@@ -114,7 +114,7 @@ class SGD(Optimizer):
     ) -> Tensor:
         for i, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
             velocity = state[f"velocity.{i}"].mul_(self.momentum).add_(gradient)
-            step = rate * self.lr * (gradient + self.momentum * velocity)
+            step = own(rate, value) * self.lr * (gradient + self.momentum * velocity)
             value.sub_(torch.where(spread(active, step), step, 0))
         return torch.zeros_like(active)
 
@@ -122,3 +122,8 @@ class SGD(Optimizer):
 def spread(per_victim: Tensor, like: Tensor) -> Tensor:
     """Give a (V,) tensor the number of axes of another, for broadcasting."""
     return per_victim.view(-1, *[1] * (like.ndim - 1))
+
+
+def own(rate: Tensor, like: Tensor) -> Tensor:
+    """Broadcast a rate to a variable (V, ...): one for all stays (), a (V,) rate is each victim's own."""
+    return rate if rate.ndim == 0 else spread(rate, like)
