@@ -16,18 +16,27 @@ from typing_extensions import override
 from gradveil.attacks import (
     DLG,
     IDLG,
+    RGAP,
     SPEAR,
     ActiveAttack,
     Analytic,
     Attack,
+    BayesOptimal,
+    ExtraImage,
+    Fishing,
+    Generative,
     GradientMatching,
     Imprint,
     InvertingGradients,
+    LodaAware,
+    PolicyAware,
+    SeeThroughGradients,
+    SurrogateHead,
     TrapWeights,
     attacks,
 )
 from gradveil.client import observe
-from gradveil.defenses import GaussianNoise, Pruning
+from gradveil.defenses import DCS2, SPN, Defense, GaussianNoise, Pruning, TransformPolicy
 from gradveil.engine import Runtime
 from gradveil.errors import KnowledgeError
 from gradveil.metrics import PSNR, align, arrange
@@ -48,6 +57,8 @@ class Row:
         network: that the victims train; a malicious server changes it first.
         brief: settings that make the attack short, where its strength is not the point.
         draws: whether the attack's guess depends on its randomness.
+        auxiliary: public material that the adversary is given.
+        defenses: of the victims.
     """
 
     attack: Attack
@@ -57,11 +68,30 @@ class Row:
     network: str = "lenet"
     brief: Mapping[str, int] = field(default_factory=lambda: {"steps": 3})
     draws: bool = True
+    auxiliary: Auxiliary | None = None
+    defenses: tuple[Defense, ...] = ()
 
     @property
     def short(self) -> Attack:
         """The attack with few steps."""
         return dataclasses.replace(self.attack, **self.brief)  # type: ignore[type-var]
+
+
+class Tiles(nn.Module):
+    """A generator of every image of 4×4 tiles."""
+
+    latent_size = 16
+
+    @override
+    def forward(self, latents: Tensor) -> Tensor:
+        return latents.sigmoid().view(-1, 1, 4, 4).repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+def features() -> nn.Module:
+    """A map of images to features, twice as many as pixels."""
+    convolution = nn.utils.skip_init(nn.Conv2d, 1, 2, 1, bias=False)
+    nn.init.constant_(convolution.weight, 0.8)
+    return nn.Sequential(convolution, nn.Flatten())
 
 
 TWO = {"steps": 2}  # of 20 iterations each
@@ -86,6 +116,14 @@ ROWS = {
         brief=TWO,
     ),
     "analytic": Row(Analytic(), Knowledge.NOTHING, 60.0, network="mlp:hidden=16", brief={}, draws=False),
+    "see-through-gradients": Row(
+        SeeThroughGradients(steps=100, objective="cosine", match=1.0, tv=1e-5, bn=0.0, signed=True, restarts=2),
+        Knowledge.NOTHING,
+        24.0,
+    ),
+    "fishing": Row(Fishing(target=3, steps=100, tv=1e-5), Knowledge.NOTHING, 16.0, batch_size=3),
+    "r-gap": Row(RGAP(), Knowledge.NOTHING, 60.0, brief={}, draws=False),
+    "bayes-optimal": Row(BayesOptimal(steps=100, tv=1e-5), Knowledge.LABELS | Knowledge.DEFENSES, 24.0),
     "spear": Row(
         SPEAR(draws=256),
         Knowledge.NOTHING,
@@ -98,7 +136,47 @@ ROWS = {
     "trap-weights": Row(
         TrapWeights(), Knowledge.NOTHING, 60.0, batch_size=3, network="mlp:hidden=64", brief={}, draws=False
     ),
+    "generative": Row(
+        Generative(steps=60, population=12, objective="relative", weight=1e-5),
+        Knowledge.AUXILIARY,
+        22.0,
+        auxiliary=Auxiliary(generator=Tiles()),
+    ),
+    "generative, adam": Row(
+        Generative(optimizer="adam", steps=80, objective="relative", weight=1e-5),
+        Knowledge.AUXILIARY | Knowledge.LABELS,
+        24.0,
+        auxiliary=Auxiliary(generator=Tiles()),
+    ),
+    "surrogate-head": Row(SurrogateHead(steps=100), Knowledge.DEFENSES, 30.0, defenses=(SPN(alpha2=0.2, bits=16),)),
+    "extra-image": Row(
+        ExtraImage(steps=200),
+        Knowledge.DEFENSES | Knowledge.LABELS,
+        12.5,
+        batch_size=2,
+        defenses=(DCS2(steps=40, fraction=0.5),),
+    ),
+    "loda-aware": Row(
+        LodaAware(first=90, steps=60, lr=0.06, tv=1e-5, c=0.2),
+        Knowledge.DEFENSES,
+        20.0,
+        brief={"first": 3, "steps": 3},
+        auxiliary=Auxiliary(extractor=features()),
+    ),
     "idlg": Row(IDLG(steps=8, restarts=2), Knowledge.NOTHING, 40.0, brief=TWO),
+    "policy-aware": Row(
+        PolicyAware(steps=120, tv=1e-4, limits=(0.1, 0.1)),
+        Knowledge.DEFENSES | Knowledge.LABELS,
+        20.0,
+        defenses=(TransformPolicy(policy="28", crop_and_flip=False),),
+    ),
+    "policy-aware, variants": Row(
+        PolicyAware(search="variants", steps=100, tv=1e-3, screen=20),
+        Knowledge.DEFENSES,
+        19.0,
+        brief={"steps": 3, "screen": 2},
+        defenses=(TransformPolicy(policy="7", crop_and_flip=False),),
+    ),
 }
 
 
@@ -127,7 +205,8 @@ def see(row: Row) -> Observation:
     if isinstance(row.attack, ActiveAttack):
         shape = (row.batch_size, 1, 8, 8)
         model = row.attack.poison(model, input_shape=shape, auxiliary=public(), streams=Streams(seed=0))
-    return observe(private(row.batch_size), model, F.cross_entropy, knowledge=row.knowledge)
+    seen = observe(private(row.batch_size), model, F.cross_entropy, defenses=row.defenses, knowledge=row.knowledge)
+    return dataclasses.replace(seen, auxiliary=row.auxiliary)
 
 
 def psnr(guess: Tensor, truth: Tensor) -> Tensor:
@@ -263,6 +342,11 @@ def test_noise_makes_the_guess_worse() -> None:
         lambda: DLG(steps=0),
         lambda: DLG(lr=0),
         lambda: Analytic(rows=0),
+        lambda: BayesOptimal(steps=0),
+        lambda: Fishing(target=-1),
+        lambda: Fishing(sharpness=0),
+        lambda: SeeThroughGradients(bn=-1),
+        lambda: BayesOptimal(prior=-1),
         lambda: SPEAR(rounds=0),
         lambda: SPEAR(tolerance=0),
         lambda: Imprint(bins=1),
@@ -271,6 +355,13 @@ def test_noise_makes_the_guess_worse() -> None:
         lambda: IDLG(restarts=0),
         lambda: InvertingGradients(steps=0),
         lambda: InvertingGradients(tv=-1),
+        lambda: Generative(population=3),
+        lambda: Generative(steps=0),
+        lambda: Generative(sigma=0),
+        lambda: SurrogateHead(tv=-1),
+        lambda: ExtraImage(extra=0),
+        lambda: LodaAware(first=0),
+        lambda: LodaAware(c=-1),
         lambda: GradientMatching(median=-1),
         lambda: GradientMatching(preset="lbfgs-l3"),  # type: ignore[arg-type]
     ],

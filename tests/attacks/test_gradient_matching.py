@@ -1,5 +1,8 @@
 """Objectives, layers, filters and rules of gradient matching, each against a slow or literal reference."""
 
+import itertools
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -12,7 +15,8 @@ from gradveil.attacks import GradientMatching, attacks
 from gradveil.attacks._filtered import Filtered, median_filter
 from gradveil.attacks._layers import layer_weights
 from gradveil.attacks._objectives import Objective, distance_to
-from gradveil.attacks._restarts import join_pixels, keep_best, pixel_mean, pixel_median
+from gradveil.attacks._priors import ImageSpace, Start, Variation, enlarge, opponents, total_variation
+from gradveil.attacks._restarts import join_pixels, join_registered, keep_best, pixel_mean, pixel_median
 from gradveil.attacks.gradient_matching import PRESETS, Preset
 from gradveil.client import observe
 from gradveil.defenses import Pruning
@@ -224,3 +228,121 @@ def test_leaving_a_layer_out_ignores_whatever_is_in_it() -> None:
         for u in (seen.update, spoiled)
     )
     assert torch.equal(first.inputs, second.inputs)
+
+
+def test_balanced_weights_give_every_parameter_the_same_say() -> None:
+    seen = see()
+    weights = layer_weights(seen, (), "balanced")
+    assert weights is not None
+    largest = torch.stack([tensor.flatten(1).norm(dim=1) for tensor in seen.update]).amax(0)
+    for number, tensor in enumerate(seen.update):
+        share = weights[:, number] * tensor.flatten(1).square().sum(1)
+        torch.testing.assert_close(share, largest.square(), rtol=1e-4, atol=0)
+    silent = replace(seen, update=(seen.update[0] * 0, *seen.update[1:]))
+    muted = layer_weights(silent, (), "balanced")
+    assert muted is not None
+    assert bool((muted[:, 0] == 0).all())
+    assert bool(torch.isfinite(muted).all())
+
+
+def slow_variation(image: Tensor, kind: Variation) -> float:
+    """Compute the variation of one (C, H, W) image pixel by pixel."""
+    channels, height, width = image.shape
+    down: list[float] = []
+    right: list[float] = []
+    lengths: list[float] = []
+    for c, h, w in itertools.product(range(channels), range(height), range(width)):
+        below = float(image[c, h + 1, w] - image[c, h, w]) if h + 1 < height else 0.0
+        beside = float(image[c, h, w + 1] - image[c, h, w]) if w + 1 < width else 0.0
+        down += [below] if h + 1 < height else []
+        right += [beside] if w + 1 < width else []
+        lengths.append(math.sqrt(below**2 + beside**2 + 1e-8))
+
+    def cost(difference: float) -> float:
+        if kind == "squared":
+            return difference**2
+        if kind == "huber":
+            return difference**2 / 0.2 if abs(difference) < 0.1 else abs(difference) - 0.05
+        return abs(difference)
+
+    if kind == "isotropic":
+        return statistics.fmean(lengths)
+    return statistics.fmean(map(cost, down)) + statistics.fmean(map(cost, right))
+
+
+@pytest.mark.parametrize("kind", ["anisotropic", "isotropic", "squared", "huber"])
+def test_total_variation_is_what_its_definition_says(kind: Variation) -> None:
+    images = Streams(seed=1, purpose="test").bind(2).uniform("images", (1, 3, 4, 5)).double() * 0.4
+    found = total_variation(images, kind)
+    for victim in range(2):
+        assert float(found[victim]) == pytest.approx(slow_variation(images[victim, 0], kind), rel=1e-9)
+    flat = torch.zeros(1, 1, 3, 4, 4, requires_grad=True)
+    total_variation(flat, kind).sum().backward()
+    assert flat.grad is not None
+    assert bool((flat.grad == 0).all())
+
+
+def test_opponents_are_the_differences_of_colours() -> None:
+    images = Streams(seed=1, purpose="test").bind(2).uniform("images", (1, 3, 2, 2))
+    red, green, blue = (images[:, :, c] for c in range(3))
+    assert torch.equal(opponents(images)[:, :, :3], images)
+    assert torch.equal(opponents(images)[:, :, 3:], torch.stack([red - green, red - blue, green - blue], 2))
+    assert opponents(images[:, :, :1]).shape == (2, 1, 1, 2, 2)
+
+
+def test_enlarging_is_linear_interpolation() -> None:
+    images = Streams(seed=1, purpose="test").bind(2).uniform("images", (1, 3, 4, 5)).double()
+    expected = F.interpolate(images[:, 0], size=(8, 9), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(enlarge(images, (8, 9))[:, 0], expected)
+
+
+def test_registration_undoes_shifts_and_mirrors_between_restarts() -> None:
+    image = Streams(seed=2, purpose="test").bind(2).uniform("images", (1, 3, 8, 8))
+    restarts = torch.stack([image, image.roll((1, -2), (3, 4)), image.flip(4).roll(2, 4)], 1).flatten(0, 1)
+    guess = Reconstruction(
+        inputs=restarts,
+        objective=torch.tensor([1.0, 2.0, 3.0, 2.0, 1.0, torch.inf]),
+        diverged=torch.zeros(6, dtype=torch.bool),
+        steps=torch.arange(6),
+        details={"number": torch.arange(6)},
+    )
+    for average in (pixel_mean, pixel_median):
+        joined = join_registered(guess, 3, average)
+        torch.testing.assert_close(joined.inputs[0], image[0])
+        torch.testing.assert_close(joined.inputs[1], image[1].roll((1, -2), (2, 3)))  # where the best restart has it
+        assert joined.details["number"].tolist() == [0, 4]
+    assert not torch.allclose(join_pixels(guess, 3, pixel_mean).inputs[0], image[0], atol=0.1)
+
+
+def test_the_prior_on_the_mean_pulls_colours_to_those_of_the_data_set() -> None:
+    seen = see()
+    far = [
+        abs(float(attacks.build(f"inverting-gradients:steps=40,mean={mean}")(
+            seen, streams=Streams(seed=0), runtime=Runtime(chunk=3)
+        ).inputs.mean((1, 2, 3, 4)).abs().mean()))
+        for mean in (0, 100)
+    ]  # fmt: skip
+    # This network is not normalized, so that its standardized mean of 0 is black.
+    assert far[1] < 0.5 * far[0]
+
+
+def test_coarse_steps_count_and_the_rest_is_taken_in_full_size() -> None:
+    seen, tasks = see(), list[tuple[str, int]]()
+    runtime = Runtime(chunk=3, progress=lambda task, _done, total: tasks.append((task, total)))
+    attack = attacks.build("inverting-gradients:steps=90,tv=1e-5,coarse=2")
+    guess = attack(seen, streams=Streams(seed=0), runtime=runtime)
+    assert set(tasks) == {("attack/0-3/coarse", 30), ("attack/0-3", 60)}
+    # These images are 2×2 blocks, which the coarse search can find already.
+    assert PSNR()(guess.inputs, private().inputs).median() >= 24
+
+
+@pytest.mark.parametrize("start", ["normal", "uniform", "zeros", "pattern", "smooth"])
+def test_starts_have_the_shape_of_the_images(start: Start) -> None:
+    space, streams = ImageSpace.of(see()), Streams(seed=3).bind(3)
+    images = space.start(start, streams, tile=3)
+    assert images.shape == (3, 1, 1, 8, 8)
+    assert torch.equal(images[1:2], space.start(start, streams.select([1]), tile=3))
+    if start == "smooth":
+        assert float(total_variation(images).mean()) < 0.5 * float(
+            total_variation(space.start("normal", streams)).mean()
+        )

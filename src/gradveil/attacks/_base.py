@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from gradveil.engine import Runtime, in_chunks
 from gradveil.errors import KnowledgeError
 from gradveil.streams import Streams
-from gradveil.types import Card, Knowledge, Observation, Paper, Reconstruction
+from gradveil.types import Card, Gradients, Knowledge, Observation, Paper, Reconstruction, State
 
 
 class Attack(ABC):
@@ -54,3 +54,12 @@ class Attack(ABC):
     @abstractmethod
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
         """Attack one chunk: the paper's algorithm and nothing else."""
+
+    def certify(self, observation: Observation, clean: Gradients) -> State:  # noqa: ARG002
+        """State what can be proved of the guesses of `run`, (V, ...) by name; nothing unless an attack can.
+
+        Args:
+            observation: what the adversary saw.
+            clean: the plain update, one (V, *shape) tensor per name; only the auditor has it, and calls this.
+        """
+        return {}

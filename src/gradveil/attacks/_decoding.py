@@ -11,7 +11,7 @@ from torch import Tensor
 from gradveil.engine import Runtime
 from gradveil.errors import DataError, KnowledgeError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Knowledge, Paper, Reconstruction
+from gradveil.types import Auxiliary, Card, Knowledge, Paper, Reconstruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,18 @@ class Decoder(ABC):
         paper: where the decoder comes from.
         requires: what it cannot do without.
         joint: whether it needs the encodings of several steps or clients together.
+        card: what to know before relying on it.
     """
 
     paper: ClassVar[Paper]
     requires: ClassVar[Knowledge] = Knowledge.NOTHING
     joint: ClassVar[bool] = True
+    card: ClassVar[Card]
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it is given what no adversary knows, so that its result is an upper bound and never the verdict."""
+        return Knowledge.ENCODING in self.requires
 
     @final
     def __call__(self, encodings: Encodings, *, streams: Streams, runtime: Runtime | None = None) -> Decoding:

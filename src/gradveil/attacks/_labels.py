@@ -131,7 +131,7 @@ def _least_squares(observation: Observation) -> _Estimate:
 
     system = probabilities.transpose(1, 2) - torch.eye(classes, dtype=weight.dtype, device=weight.device)
     system = torch.cat([system, torch.ones_like(system[:, :1])], 1)
-    sides = torch.cat([batch * bias / _scale(observation), torch.full_like(bias[:, :1], batch)], 1)
+    sides = torch.cat([batch * bias / update_scale(observation), torch.full_like(bias[:, :1], batch)], 1)
     # The pseudo-inverse is the least-squares solution, also where classes cannot be told apart.
     counts = torch.linalg.pinv(system) @ torch.nan_to_num(sides)[:, :, None]
     return _Estimate(counts.squeeze(2), torch.zeros_like(bias, dtype=torch.bool))
@@ -153,7 +153,7 @@ def _last_parameters(observation: Observation) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _scale(observation: Observation) -> float:
+def update_scale(observation: Observation) -> float:
     """Return the factor between the update and the mean gradient, as far as the adversary knows."""
     local = observation.local
     if local is None:

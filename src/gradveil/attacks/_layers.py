@@ -10,7 +10,7 @@ from torch import Tensor
 from gradveil.errors import unknown_name
 from gradveil.types import Observation
 
-Weighting: TypeAlias = Literal["equal", "linear", "exponential"]
+Weighting: TypeAlias = Literal["equal", "linear", "exponential", "balanced"]
 _COUNTED = re.compile(r"(first|last|top)-(\d+)")
 
 
@@ -22,14 +22,25 @@ def layer_weights(observation: Observation, layers: Sequence[str], weighting: We
         layers: any of `first-N`, `last-N` and `top-N` (the N largest of the victim's own update), module paths such as
             `conv1`, and paths to leave out such as `not-fc`; none means all.
         weighting: `equal`, `linear` (n, n - 1, ..., 1 over n) or `exponential` (1, 1/e, 1/e², ...): early parameters
-            weigh most.
+            weigh most; `balanced`, one over the square of the parameter's norm in the victim's own update: in a cosine
+            every parameter then has the same say, however large its layer's gradients are.
     """
     if not layers and weighting == "equal":
         return None
     count, like = len(observation.names), observation.update[0]
     index = torch.arange(count, device=like.device, dtype=like.dtype)
+    if weighting == "balanced":
+        return _chosen(observation, layers) * _balanced(observation)
     shapes = {"equal": torch.ones_like(index), "linear": (count - index) / count, "exponential": torch.exp(-index)}
     return _chosen(observation, layers) * shapes[weighting]
+
+
+def _balanced(observation: Observation) -> Tensor:
+    """Return (V, n), relative to the largest; a parameter whose update is zero has no say."""
+    norms = torch.stack([tensor.flatten(1).norm(dim=1) for tensor in observation.update], 1)
+    largest = norms.amax(1, keepdim=True)
+    told = norms > 1e-6 * largest  # rounding noise is not balanced up
+    return torch.where(told, (norms / largest).clamp_min(1e-6) ** -2, 0)
 
 
 def _chosen(observation: Observation, layers: Sequence[str]) -> Tensor:

@@ -1,18 +1,17 @@
 """Distances between a trial update and the observed one, victim by victim."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gradveil.engine import spread
+from gradveil.engine import Factored, Factors, formed, spread, square_and_product
 from gradveil.types import Gradients
 
 Objective: TypeAlias = Literal["cosine", "l2", "l1", "layer-cosine", "row-cosine", "masked-cosine"]
-Distance: TypeAlias = Callable[[Gradients], Tensor]
-"""A trial update to its (V,) distances from the observed one."""
+Distance: TypeAlias = Callable[[Factors], Tensor]
+"""A trial update, multiplied out or not, to its (V,) distances from the observed one."""
 
 
 def inner(first: Gradients, second: Gradients) -> Tensor:
@@ -25,14 +24,14 @@ def inner(first: Gradients, second: Gradients) -> Tensor:
     return torch.stack([(a * b).flatten(1).sum(1) for a, b in zip(first, second, strict=True)]).sum(0)
 
 
-def squared_distance(trial: Gradients, target: Gradients) -> Tensor:
+def squared_distance(trial: Factors, target: Gradients) -> Tensor:
     """Return the (V,) sums of squared differences."""
-    return torch.stack([(a - b).square().flatten(1).sum(1) for a, b in zip(trial, target, strict=True)]).sum(0)
+    return torch.stack([(formed(a) - b).square().flatten(1).sum(1) for a, b in zip(trial, target, strict=True)]).sum(0)
 
 
-def absolute_distance(trial: Gradients, target: Gradients) -> Tensor:
+def absolute_distance(trial: Factors, target: Gradients) -> Tensor:
     """Return the (V,) sums of absolute differences."""
-    return torch.stack([(a - b).abs().flatten(1).sum(1) for a, b in zip(trial, target, strict=True)]).sum(0)
+    return torch.stack([(formed(a) - b).abs().flatten(1).sum(1) for a, b in zip(trial, target, strict=True)]).sum(0)
 
 
 def unit(update: Gradients) -> Gradients:
@@ -46,9 +45,9 @@ def unit(update: Gradients) -> Gradients:
     return tuple(tensor / spread(norm, tensor) for tensor in update)
 
 
-def cosine_distance(trial: Gradients, target: Gradients) -> Tensor:
+def cosine_distance(trial: Factors, target: Gradients) -> Tensor:
     """Return (V,) one minus the cosine over all parameters together, to a target of length 1."""
-    pairs = [_Products.apply(a, b) for a, b in zip(trial, target, strict=True)]  # type: ignore[no-untyped-call]
+    pairs = [square_and_product(a, b) for a, b in zip(trial, target, strict=True)]
     squares, products = torch.stack([torch.stack(pair) for pair in pairs]).sum(0)
     cosine: Tensor = products / squares.clamp_min(1e-24).sqrt()
     return 1 - cosine
@@ -71,7 +70,7 @@ def distance_to(target: Gradients, objective: Objective, *, weights: Tensor | No
     if objective in {"layer-cosine", "row-cosine"}:
         return _mean_cosine_to(target, weights, _rows if objective == "row-cosine" else _whole)
     scale = _scaling(weights, power=1.0 if objective == "l1" else 0.5)
-    goal = scale(target)
+    goal = _formed(scale(target))
     if objective == "l2":
         return lambda trial: squared_distance(scale(trial), goal)
     if objective == "l1":
@@ -80,32 +79,24 @@ def distance_to(target: Gradients, objective: Objective, *, weights: Tensor | No
     if objective == "cosine":
         return lambda trial: cosine_distance(scale(trial), goal)
     masks = tuple(tensor != 0 for tensor in goal)
-    return lambda trial: cosine_distance(tuple(g * m for g, m in zip(scale(trial), masks, strict=True)), goal)
+    return lambda trial: cosine_distance(tuple(g * m for g, m in zip(_formed(scale(trial)), masks, strict=True)), goal)
 
 
-class _Products(torch.autograd.Function):
-    """A trial tensor's (V,) square and its (V,) product with the target, differentiated in one pass over both."""
-
-    @staticmethod
-    def forward(ctx: Any, trial: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(trial, target)
-        axes = tuple(range(1, trial.ndim))
-        return torch.linalg.vector_norm(trial, dim=axes).square(), (trial * target).sum(axes)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_square: Tensor, of_product: Tensor) -> tuple[Tensor, None]:
-        trial, target = ctx.saved_tensors
-        return torch.addcmul(trial * spread(2 * of_square, trial), target, spread(of_product, trial)), None
+def _formed(trial: Factors) -> Gradients:
+    return tuple(formed(gradient) for gradient in trial)
 
 
-def _scaling(weights: Tensor | None, *, power: float) -> Callable[[Gradients], Gradients]:
+def _scaling(weights: Tensor | None, *, power: float) -> Callable[[Factors], Factors]:
     """Return what multiplies the parameters by powers of their weights, and leaves those out that weigh nothing."""
     if weights is None:
         return lambda update: update
     factors = weights**power
     kept = [i for i in range(factors.shape[1]) if bool(factors[:, i].any())]
-    return lambda update: tuple(update[i] * spread(factors[:, i], update[i]) for i in kept)
+    return lambda update: tuple(_times(update[i], factors[:, i]) for i in kept)
+
+
+def _times(gradient: Tensor | Factored, factors: Tensor) -> Tensor | Factored:
+    return gradient.times(factors) if isinstance(gradient, Factored) else gradient * spread(factors, gradient)
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -126,8 +117,8 @@ def _mean_cosine_to(target: Gradients, weights: Tensor | None, view: Callable[[T
     shares = (shares / (shares * counts).sum(1, keepdim=True)).to(target[0].dtype)
     kept = [i for i in range(len(goals)) if bool(shares[:, i].any())]
 
-    def distance(trial: Gradients) -> Tensor:
-        cosines = [(_normalized(view(trial[i])) * goals[i]).sum((1, 2)) * shares[:, i] for i in kept]
+    def distance(trial: Factors) -> Tensor:
+        cosines = [(_normalized(view(formed(trial[i]))) * goals[i]).sum((1, 2)) * shares[:, i] for i in kept]
         return 1 - torch.stack(cosines).sum(0)
 
     return distance

@@ -14,7 +14,7 @@ from gradveil.attacks._noisy_system import Certificate, certify, largest_rows, s
 from gradveil.attacks._readout import alone_in_a_row, pixels, reconstruction
 from gradveil.engine import Runtime
 from gradveil.streams import Streams
-from gradveil.types import Gradients, Observation, Paper, Reconstruction
+from gradveil.types import Card, Gradients, Observation, Paper, Reconstruction, State
 
 
 @final
@@ -26,10 +26,6 @@ class Analytic(Attack):
     condition and error bound are reported by `certificate` where the perturbation is known. Of a larger batch it finds
     the samples that were alone in activating some row, which is chance (`spear` and `trap-weights` do better).
 
-    It fails on networks that begin with a convolution or a layer without bias, and costs next to nothing. Noise on the
-    bias gradient, a private first layer, and samples that activate the same rows weaken it; pruning does not as long as
-    the adversary knows of it and some row survives at each pixel.
-
     Args:
         rows: equations per pixel, those of the largest bias gradients; 1 is the paper's division, None takes all.
     """
@@ -39,6 +35,14 @@ class Analytic(Attack):
         authors="Fan, Ng, Ju, Zhang, Liu, Chan, Yang",
         year=2020,
         url="https://arxiv.org/abs/2006.11601",
+    )
+    card: ClassVar[Card] = Card(
+        fails="on networks that begin with a convolution or with a layer without bias, and on samples of a batch that "
+        "activate the same rows",
+        costs="one least-squares solution per pixel, next to nothing",
+        suggested="all rows under noise; rows=1 is the paper's division",
+        interacts="noise on the bias gradient and a private first layer weaken it; pruning does not as long as the "
+        "adversary knows of it and some row survives at each pixel",
     )
 
     rows: int | None = None
@@ -64,6 +68,13 @@ class Analytic(Attack):
         layer = InputLayer.of(observation)
         weight, bias = layer.gradients(observation.update)
         return certify(weight, bias, *layer.gradients(clean), largest_rows(bias, self.rows))
+
+    @override
+    def certify(self, observation: Observation, clean: Gradients) -> State:
+        if observation.input_shape[0] > 1:
+            return {}
+        found = self.certificate(observation, clean)
+        return {"condition": found.condition, "error bound": found.bound}
 
     def _known(self, observation: Observation, layer: InputLayer, bias: Tensor) -> Tensor:
         """Return the (V, m, d) equations to use: the rows, without what a known defense hides."""

@@ -12,11 +12,12 @@ from gradveil.attacks._labels import LabelRule, with_labels
 from gradveil.attacks._layers import Weighting
 from gradveil.attacks._matching import OptimizerName, Plan, match
 from gradveil.attacks._objectives import Objective
-from gradveil.attacks._priors import Start
+from gradveil.attacks._priors import Start, Variation
 from gradveil.attacks._restarts import Choice
 from gradveil.engine import Runtime
+from gradveil.engine.matching import Trajectory
 from gradveil.streams import Streams
-from gradveil.types import Observation, Paper, Reconstruction
+from gradveil.types import Card, LocalTraining, Observation, Paper, Reconstruction
 
 Preset: TypeAlias = Literal["adam-cosine", "lbfgs-l2", "lbfgs-cosine", "adam-l1", "adam-l2", "sgd-cosine"]
 
@@ -42,11 +43,6 @@ class GradientMatching(Attack):
     The presets are the attacks of Gao et al. as their program runs them; every other field overrides the preset, and
     None keeps its value. `lbfgs-l2` is Zhu et al. without label search, `adam-cosine` is Geiping et al.
 
-    It fails on trained networks, large batches and repeated labels, where many images share one gradient, and where the
-    client took several local steps. It costs two backward passes per step and restart; L-BFGS makes 20 iterations per
-    step. Noise, pruning that the adversary does not know of, and clipping (for `l1` and `l2`) weaken it. On trained
-    networks try `tv=1e-2`; the published L-BFGS step of 1e-4 hardly moves: try `lr=1`.
-
     Args:
         preset: `adam-cosine`, `lbfgs-l2`, `lbfgs-cosine`, `adam-l1`, `adam-l2` or `sgd-cosine`.
         objective: `cosine`, `l2`, `l1`, `layer-cosine`, `row-cosine`, or `masked-cosine`, which ignores the entries
@@ -55,17 +51,25 @@ class GradientMatching(Attack):
         lr: step size, in standardized pixels.
         steps: of the optimizer.
         restarts: starts tried side by side.
-        choice: between them, by `loss`, `objective` (with total variation) or `tv`; or all joined by `pixel-mean` or
-            `pixel-median`, which needs images in one order: a batch of one, or known distinct labels.
+        choice: between them, by `loss`, `objective` (with priors) or `tv`; or all joined by `pixel-mean`,
+            `pixel-median`, `registered-mean` or `registered-median`, which needs images in one order: a batch of one,
+            or known distinct labels.
         tv: weight of total variation.
+        variation: `anisotropic`, `isotropic`, `squared` or `huber`.
+        opponents: let total variation count the differences between colours too.
+        mean: weight of the squared distance of each channel's mean from the data set's.
         signed: use the sign of the gradient alone.
         boxed: keep pixels between black and white.
         decay: multiply the step size by 0.1 at 3/8, 5/8 and 7/8 of the steps.
         median: iterations between two 3×3 median filterings; 0 for none.
-        start: `normal`, `uniform`, `zeros` or `pattern`.
+        start: `normal`, `uniform`, `zeros`, `pattern` or `smooth`.
         tile: side of the pattern's tile in pixels.
+        coarse: search images smaller by this factor in the first third of the steps; 1 for none.
         layers: parameters to match: `first-N`, `last-N`, `top-N`, a path such as `conv1`, or `not-fc` to leave one out.
-        weights: of the parameters, `equal`, `linear` or `exponential`, early ones most.
+        weights: of the parameters, `equal`, `linear` or `exponential`, early ones most, or `balanced`, all alike.
+        trajectory: what is made of several local steps: `unrolled` takes them again, `mean-gradient` takes their mean
+            for the gradient at the start, `midpoint` for the one half way.
+        guess: of the clients' local training, for who does not know it.
         labels: how unknown labels are found: `optimized` with the images, or read by a method of label recovery.
     """
 
@@ -74,6 +78,14 @@ class GradientMatching(Attack):
         authors="Gao, Guo, Zhang, Qiu, Wen, Liu",
         year=2021,
         url="https://arxiv.org/abs/2011.12505",
+    )
+    card: ClassVar[Card] = Card(
+        fails="On trained networks, large batches and repeated labels, where many images share one gradient, and where "
+        "the client took several local steps.",
+        costs="Two backward passes per step and restart; L-BFGS makes 20 iterations per step.",
+        suggested="On trained networks `tv=1e-2`, or what `tune` finds; the published L-BFGS step of 1e-4 hardly "
+        "moves: `lr=1`.",
+        interacts="Noise, pruning that the adversary does not know of, and clipping (for `l1` and `l2`) weaken it.",
     )
 
     preset: Preset = "adam-cosine"
@@ -84,14 +96,20 @@ class GradientMatching(Attack):
     restarts: int | None = None
     choice: Choice | None = None
     tv: float | None = None
+    variation: Variation | None = None
+    opponents: bool | None = None
+    mean: float | None = None
     signed: bool | None = None
     boxed: bool | None = None
     decay: bool | None = None
     median: int | None = None
     start: Start | None = None
     tile: int | None = None
+    coarse: int | None = None
     layers: tuple[str, ...] = ()
     weights: Weighting = "equal"
+    trajectory: Trajectory | None = None
+    guess: LocalTraining | None = None
     labels: LabelRule = "optimized"
 
     def __post_init__(self) -> None:
@@ -107,4 +125,9 @@ class GradientMatching(Attack):
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
-        return match(with_labels(observation, self.labels), self.plan(), streams=streams, runtime=runtime)
+        seen = with_labels(observation, self.label_rule(observation))
+        return match(seen, self.plan(), streams=streams, runtime=runtime)
+
+    def label_rule(self, _observation: Observation) -> LabelRule:
+        """Return how unknown labels are found."""
+        return self.labels

@@ -6,12 +6,12 @@ from typing import ClassVar, final
 from typing_extensions import override
 
 from gradveil.attacks._base import Attack
-from gradveil.attacks._labels import with_labels
+from gradveil.attacks._labels import LabelRule, with_labels
 from gradveil.attacks._matching import Plan, match
 from gradveil.attacks._priors import Start
 from gradveil.engine import Runtime
 from gradveil.streams import Streams
-from gradveil.types import Observation, Paper, Reconstruction
+from gradveil.types import Card, Observation, Paper, Reconstruction
 
 
 @final
@@ -20,9 +20,7 @@ class IDLG(Attack):
     """Read the label off the last layer, then optimize dummy images alone until their gradient matches.
 
     The label is exact for a batch of one and features that are not negative. A larger batch gets the classes of the
-    smallest row sums, which is right as long as no class repeats. It fails where L-BFGS does: on trained or ReLU
-    networks, whose gradients are tiny or not smooth, and from an unlucky start. It costs `inner` double backward passes
-    per step. Noise on the last layer spoils the label, any noise the images.
+    smallest row sums, which is right as long as no class repeats.
 
     Args:
         steps: outer L-BFGS steps.
@@ -30,7 +28,7 @@ class IDLG(Attack):
         lr: L-BFGS step size.
         history: pairs that L-BFGS keeps.
         stop_below: squared distance at which a victim is done.
-        start: `normal`, `uniform`, `zeros`, or `pattern`, a uniform tile repeated over the image.
+        start: `normal`, `uniform`, `zeros`, `smooth`, or `pattern`, a uniform tile repeated over the image.
         tile: side of the pattern's tile in pixels.
         restarts: starts tried side by side; the one of the smallest gradient distance is kept.
     """
@@ -40,6 +38,15 @@ class IDLG(Attack):
         authors="Zhao, Mopuri, Bilen",
         year=2020,
         url="https://arxiv.org/abs/2001.02610",
+    )
+    card: ClassVar[Card] = Card(
+        fails="Where L-BFGS does: on trained or ReLU networks, whose gradients are tiny or not smooth, and from an "
+        "unlucky start; and where a class repeats in the batch.",
+        costs="`inner` double backward passes per step and restart, and `history` images of memory per victim, twice.",
+        suggested="Several `restarts`; a smooth network, as in the paper. `tune` searches step size, start and "
+        "restarts on simulated victims.",
+        interacts="Noise on the last layer spoils the label, any noise the images; clipping and unknown pruning weaken "
+        "it too.",
     )
 
     steps: int = 300
@@ -52,13 +59,19 @@ class IDLG(Attack):
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        self._plan()
+        self.plan()
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
-        return match(with_labels(observation, "idlg"), self._plan(), streams=streams, runtime=runtime)
+        seen = with_labels(observation, self.label_rule(observation))
+        return match(seen, self.plan(), streams=streams, runtime=runtime)
 
-    def _plan(self) -> Plan:
+    def label_rule(self, _observation: Observation) -> LabelRule:
+        """Return how unknown labels are found: by the signs of the last layer."""
+        return "idlg"
+
+    def plan(self) -> Plan:
+        """Return the settings in full."""
         return Plan(
             objective="l2",
             optimizer="lbfgs",

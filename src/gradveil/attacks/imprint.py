@@ -1,6 +1,6 @@
 """Robbing the Fed: an imprint block in front of the network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, final
 
@@ -14,7 +14,7 @@ from gradveil.attacks._readout import largest, pixels, reconstruction, rows_as_i
 from gradveil.engine import Runtime, find_normalization
 from gradveil.errors import KnowledgeError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Observation, Paper, Reconstruction
+from gradveil.types import Auxiliary, Card, Observation, Paper, Reconstruction
 
 _HIT = 1e-4  # share of the largest bias gradient below which a bin counts as empty
 
@@ -25,11 +25,8 @@ class Imprint(ActiveAttack):
     """Sort the images of a batch into bins by a statistic; an image that is alone in its bin comes out exactly.
 
     The server puts a linear layer with one row per bin before the network. The difference of two neighbouring rows of
-    its gradient belongs to the images of one bin. `expected_singletons` says how many of a batch are alone in theirs.
-
-    It fails where images share a bin (more bins help, each costs 2·C·H·W parameters), where the thresholds do not fit
-    the data, and where the client checks the architecture. It costs no computation. Noise weakens it (a small `gain`
-    makes its gradients large against fixed noise, clipping takes that back), and so do several local steps.
+    its gradient belongs to the images of one bin. Among the details are the bins that were `hit`, and how many images
+    are alone in theirs if all bins are equally likely (`expected alone`, see `expected_singletons`).
 
     Args:
         bins: rows of the block.
@@ -50,6 +47,14 @@ class Imprint(ActiveAttack):
         authors="Fowl, Geiping, Czaja, Goldblum, Goldstein",
         year=2022,
         url="https://arxiv.org/abs/2110.13057",
+    )
+    card: ClassVar[Card] = Card(
+        fails="where images share a bin, where the thresholds do not fit the data, and where the client checks the "
+        "architecture",
+        costs="no computation; each bin costs 2·C·H·W parameters in the network that is sent",
+        suggested="bins from auxiliary images, several times as many as samples",
+        interacts="noise and several local steps weaken it; a small gain makes its gradients large against fixed "
+        "noise, and clipping takes that back",
     )
     threat: ClassVar[str] = "G"
 
@@ -97,10 +102,13 @@ class Imprint(ActiveAttack):
         weight, bias = (observation.update[names.index(f"{path}.bins.{kind}")] for kind in ("weight", "bias"))
         weight, bias = own_bins(weight.double(), bias.double())
         candidates = rows_as_inputs(weight, bias)
-        chosen = largest(self._scores(weight, bias), observation.input_shape[0], tolerance=0)
+        batch, scores = observation.input_shape[0], self._scores(weight, bias)
+        chosen = largest(scores, batch, tolerance=0)
         images = pixels(observation, take(candidates, chosen))
         # The share of samples without an image of their own.
-        return reconstruction(observation, images, objective=(chosen < 0).double().mean(1))
+        guess = reconstruction(observation, images, objective=(chosen < 0).double().mean(1))
+        expected = torch.full_like(guess.objective, expected_singletons(batch, self.bins))
+        return replace(guess, details={"hit": (scores > 0).sum(1), "expected alone": expected})
 
     def _scores(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return (V, K), above 0 for bins that were hit, larger for those to keep."""

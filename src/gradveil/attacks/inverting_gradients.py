@@ -7,11 +7,13 @@ from typing_extensions import override
 
 from gradveil.attacks._base import Attack
 from gradveil.attacks._labels import LabelRule, with_labels
+from gradveil.attacks._layers import Weighting
 from gradveil.attacks._matching import Plan, match
-from gradveil.attacks._priors import Start
+from gradveil.attacks._priors import Start, Variation
+from gradveil.attacks._restarts import Choice
 from gradveil.engine import Runtime
 from gradveil.streams import Streams
-from gradveil.types import Observation, Paper, Reconstruction
+from gradveil.types import Card, Observation, Paper, Reconstruction
 
 
 @final
@@ -19,9 +21,8 @@ from gradveil.types import Observation, Paper, Reconstruction
 class InvertingGradients(Attack):
     """Turn images until their gradient points where the shared one does, and keep them smooth.
 
-    Unknown labels are read off the last layer for a batch of one (iDLG's rule) and found as `labels` says for more. It
-    fails on well-trained networks, large batches and repeated labels. It costs two backward passes per step. Noise and
-    unknown pruning weaken it; scaling and clipping the update do not, since only its direction counts.
+    Unknown labels are read off the last layer for a batch of one (iDLG's rule) and found as `labels` says for more.
+    The fields from `choice` on are no part of the paper; their defaults leave the attack as published.
 
     Args:
         steps: iterations of signed Adam.
@@ -29,10 +30,17 @@ class InvertingGradients(Attack):
         tv: weight of total variation.
         signed: use the sign of the gradient alone.
         boxed: keep pixels between black and white.
-        start: `normal`, `uniform`, `zeros` or `pattern`.
-        restarts: starts tried side by side; the one of the smallest objective is kept.
+        start: `normal`, `uniform`, `zeros`, `pattern` or `smooth`.
+        restarts: starts tried side by side.
         labels: how unknown labels of a batch are found: `optimized` with the images, or read by a method of label
             recovery.
+        choice: between restarts, by `objective`, `loss` or `tv`; or all joined by `pixel-mean`, `pixel-median`,
+            `registered-mean` or `registered-median`, which shift and mirror them to agree first.
+        variation: `anisotropic`, `isotropic`, `squared` or `huber`.
+        opponents: let total variation count the differences between colours too.
+        mean: weight of the squared distance of each channel's mean from the data set's.
+        coarse: search images smaller by this factor in the first third of the steps.
+        weights: of the parameters, `equal`, `linear`, `exponential` (early ones most) or `balanced` (all alike).
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -40,6 +48,15 @@ class InvertingGradients(Attack):
         authors="Geiping, Bauermeister, Dröge, Moeller",
         year=2020,
         url="https://arxiv.org/abs/2003.14053",
+    )
+    card: ClassVar[Card] = Card(
+        fails="On well-trained networks with the published `tv` of 1e-4, which leaves checkerboard noise; on large "
+        "batches and repeated labels, where many images share one gradient.",
+        costs="Two backward passes per step and restart.",
+        suggested="Untrained networks: as published. Trained ones: let `tune` choose `tv` between 1e-3 and 1e-1 on "
+        "victims that the adversary simulates, and try joining `restarts` by `pixel-mean` or `registered-mean`.",
+        interacts="Noise and unknown pruning weaken it; scaling and clipping the update do not, since only its "
+        "direction counts.",
     )
 
     steps: int = 4800
@@ -49,18 +66,28 @@ class InvertingGradients(Attack):
     boxed: bool = True
     start: Start = "normal"
     restarts: int = 1
-
     labels: LabelRule = "optimized"
+    choice: Choice = "objective"
+    variation: Variation = "anisotropic"
+    opponents: bool = False
+    mean: float = 0.0
+    coarse: int = 1
+    weights: Weighting = "equal"
 
     def __post_init__(self) -> None:
-        self._plan()
+        self.plan()
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
-        rule = "idlg" if observation.input_shape[0] == 1 else self.labels
-        return match(with_labels(observation, rule), self._plan(), streams=streams, runtime=runtime)
+        seen = with_labels(observation, self.label_rule(observation))
+        return match(seen, self.plan(), streams=streams, runtime=runtime)
 
-    def _plan(self) -> Plan:
+    def label_rule(self, observation: Observation) -> LabelRule:
+        """Return how unknown labels are found."""
+        return "idlg" if observation.input_shape[0] == 1 else self.labels
+
+    def plan(self) -> Plan:
+        """Return the settings in full."""
         return Plan(
             objective="cosine",
             lr=self.lr,
@@ -69,6 +96,12 @@ class InvertingGradients(Attack):
             signed=self.signed,
             boxed=self.boxed,
             tv=self.tv,
+            variation=self.variation,
+            opponents=self.opponents,
+            mean=self.mean,
             start=self.start,
+            coarse=self.coarse,
             restarts=self.restarts,
+            choice=self.choice,
+            weights=self.weights,
         )

@@ -14,7 +14,7 @@ from gradveil.attacks._sparse_factors import Inversion, LowRank, invert, pick, p
 from gradveil.engine import Runtime
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
-from gradveil.types import Observation, Paper, Reconstruction
+from gradveil.types import Card, Observation, Paper, Reconstruction
 
 _SOLVED = 0.95  # agreement of every sample; one wrong direction leaves about half
 
@@ -27,12 +27,6 @@ class SPEAR(Attack):
     The weight gradient of B samples has rank B. Rows in which a sample is inactive single out its direction; rows are
     drawn at random until the sparsest directions explain the batch, and the bias gradient fixes their lengths. The
     network's own activations tell whether the result is right: the objective is the share that disagrees.
-
-    It fails without a ReLU right behind a linear first layer with bias, with a batch beyond the layer's width, and with
-    two samples that are the same. A draw succeeds with about B / 2^(B-1), so that the cost doubles with every sample:
-    seconds for 8 to 10 on a CPU; the paper reaches 25 on a GPU. Dark or bright images, of which few rows are silent,
-    need more draws than images standardized around 0. It works with any loss and label. Noise near 1e-3 of the
-    gradient, pruning and quantization stop it; clipping and scaling of the whole update do not.
 
     Args:
         draws: sets of rows tried in one round.
@@ -47,6 +41,15 @@ class SPEAR(Attack):
         authors="Dimitrov, Baader, Müller, Vechev",
         year=2024,
         url="https://arxiv.org/abs/2403.03945",
+    )
+    card: ClassVar[Card] = Card(
+        fails="without a ReLU right behind a linear first layer with bias, with a batch beyond the layer's width, with "
+        "two samples that are the same, and on dark or bright images, of which few rows are silent",
+        costs="draws of rows, of which about one in 2^(B-1) / B succeeds: the cost doubles with every sample, from "
+        "seconds for 8 to 10 on a CPU",
+        suggested="the defaults; tolerance=1e-3 bears more noise, but confuses similar samples of one class",
+        interacts="noise near 1e-3 of the gradient, pruning and quantization stop it; clipping and scaling of the "
+        "whole update do not",
     )
 
     draws: int = 2048

@@ -14,7 +14,7 @@ from gradveil.attacks._noisy_system import largest_rows, solve
 from gradveil.attacks._readout import alone_in_a_row, reconstruction
 from gradveil.engine import Runtime, find_normalization
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Observation, Paper, Reconstruction
+from gradveil.types import Auxiliary, Card, Observation, Paper, Reconstruction
 
 
 @final
@@ -27,10 +27,6 @@ class TrapWeights(ActiveAttack):
     was. With auxiliary images each row's bias is set so that one image in B activates it, which is when rows with one
     image are most frequent; without, the bias is 0 and `scale` keeps rows silent.
 
-    It fails without a ReLU behind a linear first layer, and on images that activate the same rows; how many it finds
-    grows with the width of the layer. It costs no optimization. Noise, clipping by sample (DP-SGD), and a client that
-    looks at its activations weaken it.
-
     Args:
         std: of the negative weights.
         scale: of the positive weights against the negative ones, at most 1; None takes the paper's 0.95, or 1 with
@@ -42,6 +38,12 @@ class TrapWeights(ActiveAttack):
         authors="Boenisch, Dziedzic, Schuster, Shamsabadi, Shumailov, Papernot",
         year=2021,
         url="https://arxiv.org/abs/2112.02918",
+    )
+    card: ClassVar[Card] = Card(
+        fails="without a ReLU behind a linear first layer, and on images that activate the same rows",
+        costs="no optimization; how many images it finds grows with the width of the layer",
+        suggested="auxiliary images like those of the clients, from which each row gets its threshold",
+        interacts="noise, clipping of single samples, and a client that looks at its activations weaken it",
     )
     threat: ClassVar[str] = "F"
 

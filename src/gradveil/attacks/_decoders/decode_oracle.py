@@ -10,7 +10,7 @@ from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
 from gradveil.engine import Runtime
 from gradveil.streams import Streams
-from gradveil.types import Knowledge, Paper
+from gradveil.types import Card, Knowledge, Paper
 
 
 @final
@@ -36,6 +36,14 @@ class DecodeOracle(Decoder):
         url="https://arxiv.org/abs/2011.05315",
     )
     requires: ClassVar[Knowledge] = Knowledge.ENCODING
+    card: ClassVar[Card] = Card(
+        fails="fewer encodings than images; with flipped signs fewer than about P (P + 1) / 2 of them for P images, "
+        "where squared magnitudes no longer determine the products of pixels",
+        costs="one pseudo-inverse per group; with flipped signs one of P (P + 1) / 2 columns and an eigenvalue problem "
+        "per pixel",
+        suggested="the defaults; solver=adam and signs=open are the published regression, which stops at wrong signs",
+        interacts="it is told which image is in which encoding and how much of it: an upper bound, never the verdict",
+    )
 
     flipped: Literal["no", "yes"] = "yes"
     solver: Solver = "lifted"

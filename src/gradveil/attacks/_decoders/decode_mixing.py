@@ -18,7 +18,7 @@ from gradveil.attacks._decoding import Decoder, Decoding, Encodings
 from gradveil.engine import Runtime
 from gradveil.errors import DataError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Knowledge, Paper
+from gradveil.types import Auxiliary, Card, Knowledge, Paper
 
 
 @final
@@ -51,6 +51,14 @@ class DecodeMixing(Decoder):
         url="https://arxiv.org/abs/2011.05315",
     )
     requires: ClassVar[Knowledge] = Knowledge.AUXILIARY
+    card: ClassVar[Card] = Card(
+        fails="few encodings of each image, so that clusters are empty; public images of another kind than the private "
+        "ones; encodings recovered with much noise, which regression turns into noise of images",
+        costs="training of a small network per group, a comparison of all pairs of encodings, and one linear program "
+        "per refinement",
+        suggested="several times as many encodings of each image as it has partners; labels, where they are known",
+        interacts="flipped signs leave the sign of every pixel open, which smooth images give away, noisy ones not",
+    )
 
     images: int = 50
     k: int = 4

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
+from gradveil.attacks._decode_stationarity import stationarity
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
 from gradveil.engine import SGD, Adam, Optimizer, Runtime, Variable, minimize
 from gradveil.errors import DataError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Knowledge, Paper
+from gradveil.types import Auxiliary, Card, Knowledge, Paper
 
 
 @final
@@ -38,6 +39,13 @@ class DecodeLoda(Decoder):
         url="https://arxiv.org/abs/2206.00769",
     )
     requires: ClassVar[Knowledge] = Knowledge.AUXILIARY
+    card: ClassVar[Card] = Card(
+        fails="obscured images that descent left far from a stationary point or on the border of [0, 1]; features that "
+        "keep little of the image; an obscured image recovered inexactly",
+        costs="two backward passes of the extractor per step and image",
+        suggested="weight at the c of the defense as well as the published 1; adam with lr 0.02 where descent stalls",
+        interacts="it needs the extractor and the layers of the defense: another extractor aims at other features",
+    )
     joint: ClassVar[bool] = False
 
     weight: float = 1.0
@@ -75,20 +83,3 @@ class DecodeLoda(Decoder):
         )
         shape = encodings.images.shape
         return Decoding(images=found.values[0].view(shape), objective=found.objective.view(shape[:2]).mean(1))
-
-
-def stationarity(images: Tensor, obscured: Tensor, extractor: nn.Module, *, weight: float) -> Tensor:
-    """Return (N, C, H, W), J(x')ᵀ(g(x') - g(x)) - w·(x' - x), which is zero where x' is stationary for x (Eq. 5).
-
-    Args:
-        images: (N, C, H, W), the x; the result can be differentiated with respect to it.
-        obscured: (N, C, H, W), the x'.
-        extractor: g, from (N, C, H, W) to (N, F).
-        weight: w.
-    """
-    with torch.enable_grad():
-        leaf = obscured.detach().requires_grad_()
-        features = extractor(leaf)
-        difference = features.detach() - extractor(images)
-        (pulled,) = torch.autograd.grad(features, leaf, difference, create_graph=True)
-    return pulled - weight * (obscured - images)

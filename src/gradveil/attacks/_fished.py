@@ -1,0 +1,81 @@
+"""The last layer as a filter of samples: where to cut a feature, and what is left of an update after the cut."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from gradveil.attacks._informed import features_entering
+from gradveil.errors import KnowledgeError, UnsupportedModelError
+from gradveil.types import Auxiliary, LossFn, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A threshold on one feature of the last layer.
+
+    Args:
+        feature: its number.
+        threshold: value of the feature.
+        slope: of the logit that is 0 at the threshold.
+    """
+
+    feature: int
+    threshold: float
+    slope: float
+
+    @classmethod
+    def of(cls, model: nn.Module, path: str, auxiliary: Auxiliary | None, *, share: float, feature: int | None) -> Self:
+        """Find the value that a share of auxiliary images stays below; the feature that varies most, if none is given.
+
+        A slope of 1 stands for one standard deviation of the feature.
+        """
+        if auxiliary is None or auxiliary.inputs is None:
+            raise KnowledgeError("fishing by feature takes its threshold from auxiliary images; give some")
+        images = auxiliary.inputs.to(next(model.parameters()))
+        with torch.no_grad():
+            values = features_entering(copy.deepcopy(model).eval(), {}, images, path).float()
+        widths = values.std(0)
+        number = int(widths.argmax()) if feature is None else feature
+        if not float(widths[number]) > 0:
+            raise UnsupportedModelError(f"feature {number} is the same for all auxiliary images; name another")
+        return cls(number, float(values[:, number].quantile(share)), 1 / float(widths[number]))
+
+
+def last_linear(model: nn.Module) -> str:
+    """Return the path of the last linear layer with a bias.
+
+    Example:
+        >>> last_linear(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        '3'
+    """
+    layers: list[str] = [
+        path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer.bias is not None
+    ]
+    if not layers:
+        raise UnsupportedModelError(f"fishing needs a last linear layer with a bias; {type(model).__name__} has none")
+    return layers[-1]
+
+
+def before_last(observation: Observation, path: str, target: int) -> Observation:
+    """Keep the update of what comes before the last layer, as that of one sample which the target logit pulls."""
+    kept = [i for i, name in enumerate(observation.names) if not name.startswith(f"{path}.")]
+    return replace(
+        observation,
+        names=tuple(observation.names[i] for i in kept),
+        update=tuple(observation.update[i] for i in kept),
+        input_shape=(1, *observation.input_shape[1:]),
+        labels=torch.full((observation.victims, 1), target, device=observation.device),
+        loss=_pull(target),
+    )
+
+
+def _pull(target: int) -> LossFn:
+    """Return the loss whose gradient at the features is minus the target's row, as it is for a sample let through."""
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:  # noqa: ARG001
+        return -outputs[:, target].mean()
+
+    return loss
