@@ -21,6 +21,7 @@ from gradveil.defenses import (
     GaussianNoise,
 )
 from gradveil.engine import Runtime
+from gradveil.errors import UnsupportedModelError
 from gradveil.types import Batch, LocalTraining
 
 
@@ -118,6 +119,29 @@ def test_buffers_go_on_from_step_to_step() -> None:
     assert_equal([tensor[0] for tensor in found.evidence.update], weights)
     after = found.evidence.buffers_after["1.running_var"][0]
     torch.testing.assert_close(after, own.state_dict()["1.running_var"], rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["shared counter", "stacked counter"])
+def test_norms_that_average_over_all_batches_count_every_local_step(stacked: bool) -> None:
+    model, batch = normed(), private()
+    model[1].momentum = None  # type: ignore[index]
+    model[1].num_batches_tracked.fill_(4)  # type: ignore[index]
+    local = LocalTraining(lr=0.1, steps=3, shares="difference")
+    own = {name: tensor.expand(VICTIMS, *tensor.shape) for name, tensor in model.named_buffers()}
+    found = taken(batch, model=model, local=local, mode="train", buffers=own if stacked else None)
+    literal = copy.deepcopy(model).train()
+    literal_in_place(literal, batch, local)
+    for name, tensor in literal.named_buffers():
+        torch.testing.assert_close(found.evidence.buffers_after[name][0], tensor, rtol=1e-10, atol=0)
+    assert model[1].momentum is None  # type: ignore[index]
+
+
+def test_clients_that_saw_different_numbers_of_batches_cannot_average_in_one_stack() -> None:
+    model = normed()
+    model[1].momentum = None  # type: ignore[index]
+    counters = {"1.num_batches_tracked": torch.tensor([1, 2, 2])}
+    with pytest.raises(UnsupportedModelError, match="equally many batches"):
+        taken(model=model, mode="train", buffers=counters)
 
 
 def literal_in_place(own: nn.Module, batch: Batch, local: LocalTraining) -> list[Tensor]:

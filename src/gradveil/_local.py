@@ -1,13 +1,16 @@
 """A client's local training, for all clients of a stack together."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.defenses import StackedNetwork, StepDefense, StepResult
 from gradveil.engine import Runtime, in_chunks
+from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LocalTraining, Protected, State
 
@@ -68,14 +71,15 @@ def _one_gradient(
     sensitive: Tensor | None,
 ) -> Trained:
     """Share the gradient; the private parameters, which the server does not move, take the client's own step."""
-    result = _gradient(network, data, step_defense, sensitive)
+    counted = _cumulative_norms(network)
+    result = _gradient(_weighing(network, counted, 0), data, step_defense, sensitive)
     gradients = dict(zip(network.names, result.gradients, strict=True))
     before = _weights(network, len(data.inputs))
     own = {name: before[name] for name in network.names if name not in network.shared}
     return Trained(
         update=tuple(gradients[name] for name in network.shared),
         protected=result.protected,
-        buffers=result.buffers,
+        buffers={**result.buffers, **_counters(counted, 1, data.inputs)},
         private=move(own, gradients, local, {}, 0),
     )
 
@@ -88,7 +92,7 @@ def _several_steps(
     sensitive: Tensor | None,
 ) -> Trained:
     before = _weights(network, len(data.inputs))
-    weights, buffers = dict(before), dict(network.buffers)
+    weights, buffers, counted = dict(before), dict(network.buffers), _cumulative_norms(network)
     momenta: dict[str, Tensor] = {}
     protected = data
     for number in range(local.steps):
@@ -99,6 +103,7 @@ def _several_steps(
             buffers=buffers,
             streams=network.streams.fork(f"step-{number}"),
         )
+        current = _weighing(current, counted, number)
         result = _gradient(current, _take(data, rows), step_defense, _take_mask(sensitive, rows))
         buffers = {**buffers, **result.buffers}
         protected = result.protected if rows is None else protected
@@ -108,7 +113,44 @@ def _several_steps(
     if local.shares == "difference":
         update = tuple(before[name] - weights[name] for name in network.shared)
     private = {name: weights[name] for name in network.names if name not in network.shared}
+    buffers |= _counters(counted, local.steps, data.inputs)
     return Trained(update=update, protected=protected, buffers=_detached(buffers), private=private)
+
+
+def _cumulative_norms(network: StackedNetwork) -> dict[str, int]:
+    """Return the batches seen so far by the norms that average over all of them (`momentum=None`), by path."""
+    layers = network.model.named_modules() if network.mode == "train" else ()
+    found = {path: layer for path, layer in layers if isinstance(layer, _NormBase) and layer.momentum is None}
+    counts = {}
+    for name in (f"{path}.num_batches_tracked" for path, layer in found.items() if layer.track_running_stats):
+        own = network.buffers.get(name, network.model.get_buffer(name)).unique()
+        if len(own) > 1:
+            raise UnsupportedModelError(
+                f"clients of one stack must have seen equally many batches, but '{name}' holds {own.tolist()}; "
+                "train one client at a time, or give the norm a momentum"
+            )
+        counts[name.removesuffix(".num_batches_tracked")] = int(own)
+    return counts
+
+
+def _weighing(network: StackedNetwork, counted: Mapping[str, int], number: int) -> StackedNetwork:
+    """Let norms that average over all batches give this step's batch its share, since nobody counts inside a step."""
+    if not counted:
+        return network
+    model = copy.deepcopy(network.model)
+    for path, count in counted.items():
+        layer = model.get_submodule(path)
+        assert isinstance(layer, _NormBase)
+        layer.momentum = 1 / (count + number + 1)
+    return replace(network, model=model)
+
+
+def _counters(counted: Mapping[str, int], steps: int, like: Tensor) -> dict[str, Tensor]:
+    """Return the (V,) counters after training."""
+    return {
+        f"{path}.num_batches_tracked": torch.full((len(like),), count + steps, device=like.device)
+        for path, count in counted.items()
+    }
 
 
 def _weights(network: StackedNetwork, victims: int) -> dict[str, Tensor]:

@@ -15,10 +15,11 @@ from gradveil.defenses import (
     StackedNetwork,
     StepDefense,
     UpdateDefense,
+    check_combination,
 )
 from gradveil.engine import Runtime, trainable
 from gradveil.engine.runtime import is_out_of_memory
-from gradveil.errors import DataError, SpecError, UnsupportedModelError
+from gradveil.errors import DataError, UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import (
     Auxiliary,
@@ -73,9 +74,7 @@ class Client:
     pool: Tensor | None = None
 
     def __post_init__(self) -> None:
-        steps = [type(d).__name__ for d in self.defenses if isinstance(d, StepDefense)]
-        if len(steps) > 1:
-            raise SpecError(f"one step can be computed in one way only, got {', '.join(steps)}; keep one of them")
+        check_combination(self.defenses, shares=self.local.shares)
 
     @property
     def data_defenses(self) -> tuple[DataDefense, ...]:
@@ -162,7 +161,7 @@ def _observation(
 ) -> Observation:
     """Let the adversary see what leaves the clients, and what it is granted of them."""
     return Observation(
-        model=_sent(client),
+        model=sent_model(client),
         mode=client.mode,
         names=network.shared,
         update=update,
@@ -227,6 +226,8 @@ def check(batch: Batch) -> None:
 
 def protect_data(batch: Batch, client: Client, *, streams: Streams) -> Protected:
     """Apply the data defenses."""
+    if any(defense.soft_labels for defense in client.data_defenses):
+        batch = _with_soft_labels(batch, client)
     protected = Protected.unchanged(batch)
     for defense in client.data_defenses:
         protected = defense.protect(protected, pool=client.pool, streams=streams)
@@ -268,7 +269,7 @@ def stacked_network(
     model: nn.Module | None = None,
 ) -> StackedNetwork:
     """Return the network of V clients as they train it on some data; `model` is it, if it was made before."""
-    sent, model = _sent(client), model or client_model(client)
+    sent, model = sent_model(client), model or client_model(client)
     shared = trainable(sent)
     if not shared:
         raise UnsupportedModelError("a client shares what it trains, but no parameter of the model requires a gradient")
@@ -298,6 +299,14 @@ def draw_noise(client: Client, size: int, *, streams: Streams) -> State:
     return noise
 
 
+def sent_model(client: Client) -> nn.Module:
+    """Return the network as the server sends it, with the defenses that the server knows of."""
+    model = client.model
+    for defense in client.model_defenses:
+        model = defense.wrap(model) if defense.server_side else model
+    return model
+
+
 def client_model(client: Client) -> nn.Module:
     """Return the network as the client trains it, with every model defense."""
     model = client.model
@@ -314,12 +323,15 @@ def client_loss(client: Client) -> LossFn:
     return loss
 
 
-def _sent(client: Client) -> nn.Module:
-    """Return the network as the server sends it."""
-    model = client.model
-    for defense in client.model_defenses:
-        model = defense.wrap(model) if defense.server_side else model
-    return model
+def _with_soft_labels(batch: Batch, client: Client) -> Batch:
+    """Turn class labels into soft ones of as many entries as the model has outputs."""
+    if batch.labels.ndim == 3:
+        return batch
+    classes = int(_try(sent_model(client), batch.inputs[0, :1]).shape[-1])
+    if int(batch.labels.max()) >= classes:
+        raise DataError(f"labels must be below the model's {classes} outputs, got {int(batch.labels.max())}")
+    soft = torch.nn.functional.one_hot(batch.labels, classes).to(batch.inputs.dtype)
+    return replace(batch, labels=soft)
 
 
 def _num_classes(model: nn.Module, data: Protected) -> int:

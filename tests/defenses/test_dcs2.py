@@ -105,6 +105,18 @@ def test_projection_is_the_closed_form_and_never_points_back() -> None:
     assert torch.equal(margin[~against], changed[~against])
 
 
+@pytest.mark.parametrize("length", [1e-6, 1.0, 1e6])
+def test_rounding_does_not_turn_a_long_projected_gradient_back(length: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    plain = torch.randn(8, 300_000, generator=generator)
+    changed = length * (torch.randn(8, 300_000, generator=generator) - torch.linspace(0, 10, 8)[:, None] * plain)
+    projected = project((changed,), (plain,), margin=0.0)[0].double()
+    product = (projected * plain.double()).sum(1)
+    assert bool((product >= 0).all())
+    against = (changed.double() * plain.double()).sum(1) < 0
+    assert bool((product[against] <= 1e-5 * changed[against].double().norm(dim=1) * plain[against].norm(dim=1)).all())
+
+
 def test_shares_the_mixed_gradient_of_batch_and_concealed_samples() -> None:
     defense = DCS2(steps=3, alpha=0.2, projection="none", concealed=2, mixing=0.4)
     batch, shared = private(), flat(update_of(defense))

@@ -16,6 +16,7 @@ from gradveil.defenses import (
     DPSGD,
     PPDL,
     SPN,
+    CentralDP,
     Clipping,
     Defense,
     GaussianNoise,
@@ -39,6 +40,7 @@ from gradveil.streams import Streams
 from gradveil.types import LocalTraining
 
 ROWS: tuple[Defense, ...] = (
+    CentralDP(norm=0.05, noise_multiplier=0.5),
     Clipping(norm=0.05),
     DCS2(steps=4, alpha=0.2),
     DCS2(steps=3, objective="release", start="noise", concealed=2, fraction=0.5, projection="margin"),
@@ -157,6 +159,13 @@ def test_rebuilds_from_its_fields(defense: Defense) -> None:
 def test_names_its_adversary(defense: Defense) -> None:
     assert defense.adversary.reason
     assert defense.adversary.attack in {"", *attacks.names()}
+
+
+@every_row
+def test_has_a_card(defense: Defense) -> None:
+    for text in dataclasses.astuple(defense.card):
+        assert text
+        assert text == text.strip()
 
 
 @every_row

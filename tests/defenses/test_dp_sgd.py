@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from defended import SIZE, VICTIMS, flat, loop_gradient, network, private, protected, update_of
 from torch import nn
 
-from gradveil.defenses import DPSGD, SPN, GaussianNoise, LocalDP
+from gradveil.defenses import DPSGD, SPN, CentralDP, GaussianNoise, LocalDP
 from gradveil.errors import UnsupportedModelError
 from gradveil.privacy import AccountingError, account
 from gradveil.types import LocalTraining
@@ -88,6 +88,18 @@ def test_there_is_no_epsilon_for_plain_noise_or_no_noise() -> None:
         account(LocalDP(), steps=10, delta=1e-5, sampling_rate=0.1)
     with pytest.raises(AccountingError, match="delta"):
         account(DPSGD(), steps=10, delta=0.0, sampling_rate=0.1)
+
+
+def test_client_level_epsilons_say_so() -> None:
+    pytest.importorskip("opacus")
+    central = account(CentralDP(noise_multiplier=1.1), steps=20, delta=1e-5, sampling_rate=0.1, accountant="rdp")
+    sample = account(DPSGD(noise_multiplier=1.1), steps=20, delta=1e-5, sampling_rate=0.1, accountant="rdp")
+    assert (central.level, sample.level) == ("client", "sample")
+    assert central.epsilon == sample.epsilon
+    # A replaced update is twice the norm away from the other one.
+    local = account(LocalDP(noise_multiplier=2.2), steps=20, delta=1e-5, accountant="rdp")
+    removed = account(CentralDP(noise_multiplier=1.1), steps=20, delta=1e-5, accountant="rdp")
+    assert local.epsilon == removed.epsilon
 
 
 def test_agrees_with_opacus() -> None:

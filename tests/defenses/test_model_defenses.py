@@ -2,6 +2,8 @@
 
 import copy
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +12,18 @@ from defended import CLASSES, SIZE, VICTIMS, flat, loop_gradient, network, priva
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from gradveil import data
+from gradveil._networks import prepare
 from gradveil.attacks import InvertingGradients
 from gradveil.client import Client, client_model
-from gradveil.defenses import SPN, Defense, Precode
+from gradveil.data import Split
+from gradveil.defenses import SPN, Defense, Precode, polarization_cosines
 from gradveil.engine import normalized
+from gradveil.federated import Federation, federate
+from gradveil.grid import Settings
+from gradveil.models.training import Training
+from gradveil.spec import AuditSpec
+from gradveil.storage import TensorFolder
 from gradveil.streams import Streams
 from gradveil.types import LocalTraining
 
@@ -144,3 +154,71 @@ def test_both_can_be_combined_in_either_order() -> None:
     torch.testing.assert_close(flat(one.update), flat(other.update))
     quiet = protected((BOTTLENECK, SPN(alpha2=0.0, bits=8))).observation
     torch.testing.assert_close(flat(quiet.update), flat(protected([BOTTLENECK]).observation.update))
+
+
+def test_an_audit_of_a_network_trained_with_precode_loads_its_trained_bottleneck(tmp_path: Path) -> None:
+    spec = AuditSpec(
+        models=("mlp:hidden=8",),
+        states=("trained-with-defense",),
+        defenses=("precode:size=4",),
+        training=Training(epochs=1, batch_size=256, lr=0.1),
+    )
+    cell, digits = spec.cells()[0], data.load("digits")
+    first, again = (prepare(spec, cell, digits, folder=tmp_path, settings=Settings()).model for _ in range(2))
+    (name,) = (name for name in first.state_dict() if name.endswith("precode.encoder.weight"))
+    plain = prepare(spec, replace(cell, state="untrained"), digits, folder=tmp_path, settings=Settings()).model
+    assert not torch.equal(first.get_parameter(name), Precode(size=4).wrap(plain).get_parameter(name))
+    assert torch.equal(first.get_parameter(name), again.get_parameter(name))
+    (file,) = (tmp_path / "models").glob("*.safetensors")
+    loaded = replace(cell, state=f"checkpoint:{file}")
+    own = prepare(spec, loaded, digits, folder=tmp_path, settings=Settings()).model
+    assert torch.equal(own.get_parameter(name), first.get_parameter(name))
+
+
+def test_per_layer_cosines_are_those_of_the_two_losses() -> None:
+    batch, model, streams = private(), network(), Streams(seed=0, purpose="client").bind(VICTIMS)
+    found = polarization_cosines(SECRET, model, batch, streams=streams)
+    assert list(found) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    first = SECRET.start(model, streams=streams)
+    for victim in range(VICTIMS):
+        bits = F.linear(
+            model[:5](batch.inputs[victim]),
+            first["5.spn.layers.0.weight"][victim],
+            first["5.spn.layers.0.bias"][victim],
+        )
+        polarization = (1.5 - bits * first["5.spn.codes"][victim][batch.labels[victim]]).clamp_min(0).sum(1).mean()
+        secret = torch.autograd.grad(polarization, list(model.parameters())[:-2])
+        plain = loop_gradient(model, batch.inputs[victim], batch.labels[victim])
+        for cosines, a, b in zip(found.values(), secret, plain, strict=False):
+            torch.testing.assert_close(cosines[victim], F.cosine_similarity(a.flatten(), b.flatten(), dim=0))
+    kept = polarization_cosines(SPN(alpha2=0.7, bits=8, margin=1.5), model, batch, streams=streams, private=first)
+    assert all(torch.equal(kept[name], cosines) for name, cosines in found.items())
+
+
+def test_heads_and_codes_survive_the_rounds_and_a_restart_of_a_federation(tmp_path: Path) -> None:
+    def kept(folder: Path) -> dict[str, Tensor]:
+        saved = TensorFolder(folder).load("federation") or {}
+        return {name: tensor for name, tensor in saved.items() if name.startswith("kept/")}
+
+    def run(folder: Path, rounds: int) -> nn.Module:
+        return federate(
+            network(), clients, defenses=[SECRET], settings=settings, rounds=rounds, store=TensorFolder(folder)
+        ).model
+
+    pixels = (private(victims=3).inputs * 255).round().byte()
+    clients = [Split(images, labels) for images, labels in zip(pixels, private(victims=3).labels, strict=True)]
+    settings = Federation(local=LocalTraining(lr=0.1))
+    run(tmp_path / "cut", 1)
+    first = kept(tmp_path / "cut")
+    resumed, whole = run(tmp_path / "cut", 3), run(tmp_path / "whole", 3)
+    last = kept(tmp_path / "whole")
+
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
+    assert kept(tmp_path / "cut").keys() == last.keys() == first.keys()
+    assert all(torch.equal(tensor, last[name]) for name, tensor in kept(tmp_path / "cut").items())
+    codes = [name for name in first if name.endswith("codes")]
+    assert len(codes) == 3
+    assert all(torch.equal(first[name], last[name]) for name in codes)
+    assert not any(torch.equal(first[name], last[name]) for name in first if name.endswith("weight"))
+    assert not any(name in whole.state_dict() for name in ("5.spn.codes", "5.spn.layers.0.weight"))
+    assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.rglob("*.safetensors"))

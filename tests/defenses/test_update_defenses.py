@@ -7,7 +7,7 @@ import torch
 from defended import VICTIMS, flat
 from torch import Tensor
 
-from gradveil.defenses import PPDL, Clipping, LocalDP, Quantization, Sign, TopK, UpdateDefense
+from gradveil.defenses import PPDL, CentralDP, Clipping, LocalDP, Quantization, Sign, TopK, UpdateDefense
 from gradveil.streams import Streams
 from gradveil.types import Gradients
 
@@ -124,6 +124,17 @@ def test_local_dp_clips_and_adds_noise_of_the_announced_size() -> None:
     assert float((shared.mean(0) - clipped).abs().max()) < 5 * 0.1 / math.sqrt(2000)
 
 
+def test_central_dp_clips_at_the_client_and_adds_noise_to_the_mean() -> None:
+    defense, update = CentralDP(norm=0.5, noise_multiplier=0.2), some_update()
+    shared = apply(defense, update)
+    torch.testing.assert_close(flat(shared), flat(apply(Clipping(norm=0.5), update)))
+    mean = tuple(tensor.mean(0, keepdim=True).expand(4000, *tensor.shape[1:]) for tensor in shared)
+    noise = flat(defense.finish(mean, clients=VICTIMS, streams=streams(4000))) - flat(mean)
+    assert float(noise.std()) == pytest.approx(0.2 * 0.5 / VICTIMS, rel=0.02)
+    quiet = CentralDP(norm=0.5, noise_multiplier=0.0).finish(mean, clients=1, streams=streams(4000))
+    assert all(torch.equal(a, b) for a, b in zip(quiet, mean, strict=True))
+
+
 def test_the_likelihood_of_local_dp_is_that_of_its_noise() -> None:
     defense, clean = LocalDP(norm=0.5, noise_multiplier=0.2), some_update()
     observed = apply(defense, clean)
@@ -141,6 +152,8 @@ def test_the_likelihood_of_local_dp_is_that_of_its_noise() -> None:
         (PPDL, {"scale": -1.0}, "scale"),
         (Quantization, {"levels": 0}, "levels"),
         (LocalDP, {"norm": math.inf}, "norm"),
+        (CentralDP, {"norm": math.inf}, "norm"),
+        (CentralDP, {"noise_multiplier": -1.0}, "noise_multiplier"),
         (LocalDP, {"noise_multiplier": -1.0}, "noise_multiplier"),
     ],
 )

@@ -10,7 +10,10 @@ from gradveil.defenses._base import (
     StepResult,
     UpdateDefense,
 )
+from gradveil.defenses._combining import check_combination
 from gradveil.defenses._network import StackedNetwork
+from gradveil.defenses._polarization import polarization_cosines
+from gradveil.defenses.central_dp import CentralDP
 from gradveil.defenses.clipping import Clipping
 from gradveil.defenses.dcs2 import DCS2
 from gradveil.defenses.dp_sgd import DPSGD
@@ -40,6 +43,7 @@ __all__ = [
     "PPDL",
     "SPN",
     "Adversary",
+    "CentralDP",
     "Clipping",
     "DataDefense",
     "Defense",
@@ -63,5 +67,7 @@ __all__ = [
     "TopK",
     "TransformPolicy",
     "UpdateDefense",
+    "check_combination",
     "defenses",
+    "polarization_cosines",
 ]

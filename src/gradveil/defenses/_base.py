@@ -59,7 +59,13 @@ class Defense(ABC):
 
 
 class DataDefense(Defense):
-    """Acts on the batch."""
+    """Acts on the batch.
+
+    Class attributes:
+        soft_labels: whether it mixes labels, for which the client, who knows the number of classes, makes them soft.
+    """
+
+    soft_labels: ClassVar[bool] = False
 
     @abstractmethod
     def protect(self, data: Protected, *, pool: Tensor | None, streams: Streams) -> Protected:

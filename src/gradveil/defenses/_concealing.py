@@ -111,8 +111,10 @@ def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, st
         return terms(_distance(values[0], image), outputs, logits, alpha, beta) - cosine
 
     begun = Variable(start=space.standardize(pairs.start_inputs))
-    runtime = network.runtime.named("conceal")
-    found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=steps, decay=True, runtime=runtime)
+    # The search bears the rounding of tf32; what leaves is computed afterwards, in the client's own precision.
+    runtime = replace(network.runtime.named("conceal"), precision="tf32")
+    with runtime.numerics():
+        found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=steps, decay=True, runtime=runtime)
     return space.pixels(found.values[0])
 
 
@@ -124,11 +126,12 @@ def project(changed: Gradients, plain: Gradients, *, margin: float) -> Gradients
         plain: what they must agree with.
         margin: at least so much of the plain gradient is added where there is something to turn.
     """
-    product, square = inner(changed, plain), inner(plain, plain)
+    wide, other = (tuple(tensor.double() for tensor in update) for update in (changed, plain))
+    product, square = inner(wide, other), inner(other, other).clamp_min(1e-60)
     # Rounding the entries of the result must not push the product below zero again.
-    slack = 4 * torch.finfo(product.dtype).eps * lengths(changed) / square.sqrt().clamp_min(1e-30)
-    needed = (-product / square.clamp_min(1e-30) + slack).clamp_min(margin)
-    added = torch.where(product < 0, needed, 0)
+    slack = 4 * torch.finfo(changed[0].dtype).eps * lengths(wide) / square.sqrt()
+    needed = (-product / square + slack).clamp_min(margin)
+    added = torch.where(product < 0, needed, 0).to(changed[0].dtype)
     return tuple(c + spread(added, p) * p for c, p in zip(changed, plain, strict=True))
 
 

@@ -1,6 +1,6 @@
 """The network of many clients, as a step defense may use it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeAlias
 
@@ -17,6 +17,19 @@ Draw: TypeAlias = Callable[[int, Streams], State]
 def draw_nothing(size: int, streams: Streams) -> State:  # noqa: ARG001
     """Leave a network without random layers as it is."""
     return {}
+
+
+class Functions:
+    """Gradient functions that were made before, so that all steps of a training try the fast path once."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, GradientFunction] = {}
+
+    def get(self, key: Hashable, make: Callable[[], GradientFunction]) -> GradientFunction:
+        """Return what was made under a key, or make it."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +50,7 @@ class StackedNetwork:
         reduction: how the loss of a step comes from its samples.
         pool: (N, C, H, W) further images that a defense may draw from.
         runtime: precision and memory probe.
+        functions: made before; a network that is replaced part by part keeps them.
     """
 
     model: nn.Module
@@ -52,15 +66,27 @@ class StackedNetwork:
     reduction: Literal["mean", "sum"] = "mean"
     pool: Tensor | None = None
     runtime: Runtime = field(default_factory=lambda: Runtime(precision="float32"))
+    functions: Functions = field(default_factory=Functions, repr=False, compare=False)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         """Compute the plain gradients of inputs (V, B, ...) and labels (V, B) or (V, B, K)."""
         return self.function(inputs)(inputs, labels)
 
     def function(self, like: Tensor) -> GradientFunction:
-        """Make the function from inputs of the shape of `like`, (V, B, ...), and labels to plain gradients."""
+        """Make the function from inputs of the shape of `like`, (V, B, ...), and labels to plain gradients.
+
+        Weights and buffers that belong to the model are read when the function is called.
+        """
         noise = {name: tensor.to(like) for name, tensor in self.draw(like.shape[1], self.streams).items()}
         buffers = {**self.buffers, **noise}
+        if self.parameters or buffers:
+            return self._make(buffers, None)
+        # The functions hold the model and the loss, so that no other one gets their identity.
+        key = (id(self.model), id(self.loss), self.names, self.mode, self.runtime.precision)
+        trial = (like.shape[1:], like.dtype, like.device)
+        return self.functions.get((key, trial), lambda: self._make({}, Trial.like(like[0], self.num_classes)))
+
+    def _make(self, buffers: State, trial: Trial | None) -> GradientFunction:
         return gradient_function(
             self.model,
             self.loss,
@@ -69,7 +95,7 @@ class StackedNetwork:
             parameters=self.parameters,
             buffers=buffers,
             precision=self.runtime.precision,
-            trial=None if self.parameters or buffers else Trial.like(like[0], self.num_classes),
+            trial=trial,
         )
 
     def select(self, victims: Sequence[int] | slice) -> Self:

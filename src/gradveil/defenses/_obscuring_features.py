@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from gradveil.errors import UnsupportedModelError, unknown_name
+from gradveil.errors import DataError, UnsupportedModelError, unknown_name
 from gradveil.streams import Streams
 
 Variant: TypeAlias = Literal["loda1", "loda2", "loda3"]
@@ -115,20 +115,31 @@ def layer_set(model: nn.Module, variant: Variant, reading: Reading) -> tuple[str
     return tuple(sets[variant, reading])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Extractor:
-    """A network for features, and the name under which records know it.
+    """A network for features, known by the name or the checkpoint that records hold; two of one name are equal.
 
     Args:
-        name: such as `resnet18-cifar100`.
-        model: eats images in [0, 1].
+        name: such as `resnet18-cifar100`, or the path of a checkpoint of `gradveil train extractor`.
+        model: eats images in [0, 1]; None until the checkpoint is loaded, by `gradveil.obscuring.bound`.
+        channels: of the images that it was trained on; 0 where nobody says.
     """
 
     name: str
-    model: nn.Module
+    model: nn.Module | None = field(default=None, compare=False, repr=False)
+    channels: int = field(default=0, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.name
+
+    def network(self, images: Tensor) -> nn.Module:
+        """Return the model, after checking that it is there and takes images (N, C, H, W) like these."""
+        if self.model is None:
+            raise DataError(f"the extractor {self.name} is not loaded; pass the defense through obscuring.bound first")
+        if self.channels and self.channels != images.shape[1]:
+            came = f"{images.shape[1]} channels, the extractor {self.name} takes {self.channels}"
+            raise DataError(f"images have {came}; train one on images of that kind")
+        return self.model
 
 
 def untrained(channels: int, *, c: float, like: Tensor) -> nn.Module:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from gradveil.defenses._base import Adversary, UpdateDefense
 from gradveil.defenses._norms import clip
 from gradveil.streams import Streams
-from gradveil.types import Gradients
+from gradveil.types import Card, Gradients
 
 
 @final
@@ -29,10 +29,16 @@ class Clipping(UpdateDefense):
     """
 
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
-        reason="clipping scales the update as a whole, and the cosine does not see the scale",
+        attack="bayes-optimal",
+        reason="clipping scales the update as a whole: the cosine does not see it, and beside noise a trial is clipped",
     )
     off: ClassVar[Mapping[str, object] | None] = {"norm": float("inf")}
+    card: ClassVar[Card] = Card(
+        fails="always, as a protection by itself: the direction of the update is untouched",
+        costs="one pass over the update",
+        suggested="the median length of honest updates as norm, together with noise (local-dp)",
+        interacts="after noise it shortens the noise too: list it before; it hides nothing that pruning leaves",
+    )
 
     norm: float = 4.0
 

@@ -12,8 +12,9 @@ from gradveil.defenses._base import Adversary, StepDefense, StepResult
 from gradveil.defenses._concealing import Objective, Start, conceal, pair, project
 from gradveil.defenses._network import StackedNetwork
 from gradveil.engine import spread
+from gradveil.errors import DataError
 from gradveil.streams import Streams
-from gradveil.types import Gradients, Paper, Protected
+from gradveil.types import Card, Gradients, Paper, Protected
 
 _PRESETS = {"matching": (0.1, 1e-3, 1000), "imprint": (30.0, 100.0, 100), "generative": (1.0, 10.0, 1000)}
 _RELEASE = (0.01, 0.01, 1000)
@@ -40,8 +41,9 @@ class DCS2(StepDefense):
         projection: `closest` gradient that agrees with the batch's (Eq. 8), `margin` adds half of that at least, as
             the release does, `none` is plain DCS².
         concealed: samples per sensitive one.
-        fraction: of the batch that is sensitive, drawn at random; 0 switches the defense off.
-        classes: that are sensitive; empty for all. A mask that comes with the batch, classes and fraction add up.
+        fraction: of the batch that may be sensitive, drawn at random; 0 switches the defense off.
+        classes: that may be sensitive; empty for all. A sample is sensitive if a mask that comes with the batch,
+            classes and fraction all say so.
         alpha: weight of looking different; None for the preset's.
         beta: weight of similar logits; None for the preset's.
         steps: of Adam; None for the preset's.
@@ -54,9 +56,21 @@ class DCS2(StepDefense):
         url="https://arxiv.org/abs/2209.05724",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the informed attack optimizes one more image with a free label; it is not built yet",
+        attack="extra-image",
+        reason="who knows of concealed samples explains the update by further images with free labels",
     )
     off: ClassVar[Mapping[str, object] | None] = {"fraction": 0.0}
+    card: ClassVar[Card] = Card(
+        fails="against who knows of it and explains the update by further images; for samples that are not marked; "
+        "in batches of one label, where concealed samples start at noise; imprint blocks with many bins sort "
+        "concealed and sensitive samples apart",
+        costs="1,000 gradients and their derivatives per step and sensitive sample at the default preset, all "
+        "samples of a stack side by side; a client of several local steps pays for each of them",
+        suggested="preset=matching; preset=imprint where the server may change the architecture",
+        interacts="soteria and dp-sgd compute the gradient in their own way and cannot be combined with it; noise "
+        "after it protects the samples that are not marked, and breaks the promise that the update "
+        "agrees with the plain one; mixup and InstaHide leave few labels that differ",
+    )
 
     preset: Literal["matching", "imprint", "generative"] = "matching"
     objective: Objective = "paper"
@@ -104,7 +118,14 @@ class DCS2(StepDefense):
         if self.classes:
             hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
             marked = marked & torch.isin(hard, torch.tensor(self.classes, device=device))
-        return marked if sensitive is None else marked & sensitive.to(device)
+        if sensitive is None:
+            return marked
+        if sensitive.shape != marked.shape:
+            raise DataError(
+                f"sensitive samples are marked as {tuple(sensitive.shape)}, but another defense made "
+                f"{tuple(marked.shape)} of them; mark by class or fraction"
+            )
+        return marked & sensitive.to(device)
 
     def _obfuscate(
         self, plain: Gradients, network: StackedNetwork, data: Protected, marked: Tensor, streams: Streams

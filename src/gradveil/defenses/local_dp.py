@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, UpdateDefense
+from gradveil.defenses._likelihoods import normal_log_likelihood
 from gradveil.defenses._norms import clip
 from gradveil.streams import Streams
-from gradveil.types import Gradients, Paper
+from gradveil.types import Card, Gradients, Paper
 
 
 @final
@@ -20,8 +20,9 @@ from gradveil.types import Gradients, Paper
 class LocalDP(UpdateDefense):
     """Clip the whole update and add Gaussian noise before it leaves the client.
 
-    Protects a client's whole update, whatever batch it came from; `gradveil.privacy.account` tells how well. It must
-    be the last of the update defenses, or one after it must not look at the data.
+    Protects a client's whole update, whatever batch it came from, also from the server; `gradveil.privacy.account`
+    tells how well. Clipping is that of Flower's `LocalDpMod`, over all tensors together; its noise of a sensitivity s,
+    epsilon and delta is a `noise_multiplier` of s * sqrt(2 ln(1.25 / delta)) / epsilon / norm.
 
     Weakened by repetition (every round adds to epsilon), and at a noise multiplier far below 1 by any attack that
     works on noisy gradients: there is no epsilon worth printing then.
@@ -38,9 +39,18 @@ class LocalDP(UpdateDefense):
         url="https://arxiv.org/abs/1712.07557",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the bound holds against everybody; an attack that matches by the noise's likelihood is not built yet",
+        attack="bayes-optimal",
+        reason="the bound holds against everybody; who knows the noise gets nearest, by its likelihood after clipping",
     )
     off: ClassVar[Mapping[str, object] | None] = {"norm": math.inf, "noise_multiplier": 0.0}
+    card: ClassVar[Card] = Card(
+        fails="to leave a useful model with few clients: the noise of each must hide a whole update; at a noise "
+        "multiplier far below 1 there is no epsilon worth printing",
+        costs="one normal number per entry; accuracy, which only many clients bring back",
+        suggested="norm at the median length of honest updates; fewer rounds rather than less noise",
+        interacts="what comes after it costs no epsilon, since it sees the noisy update alone; noise before it costs "
+        "accuracy and counts for nothing; a client that shares weights in place of a difference is refused",
+    )
 
     norm: float = 1.0
     noise_multiplier: float = 1.0
@@ -68,8 +78,6 @@ class LocalDP(UpdateDefense):
 
     @override
     def log_likelihood(self, observed: Gradients, clean: Gradients) -> Tensor:
-        std = self.noise_multiplier * self.norm
-        pairs = zip(observed, clip(clean, self.norm), strict=True)
-        squares = torch.stack([(o - c).square().flatten(1).sum(1) for o, c in pairs]).sum(0)
-        entries = sum(tensor[0].numel() for tensor in observed)
-        return -squares / (2 * std**2) - entries * math.log(std * math.sqrt(2 * math.pi))
+        if self.noise_multiplier == 0:
+            raise NotImplementedError("clipping alone has no density")
+        return normal_log_likelihood(observed, clip(clean, self.norm), self.noise_multiplier * self.norm)

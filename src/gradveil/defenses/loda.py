@@ -19,7 +19,7 @@ from gradveil.defenses._obscuring_features import (
     untrained,
 )
 from gradveil.streams import Streams
-from gradveil.types import Paper, Protected
+from gradveil.types import Card, Paper, Protected
 
 _WEIGHTS: dict[Variant, float] = {"loda1": 20.0, "loda2": 30.0, "loda3": 1.0}
 
@@ -41,7 +41,7 @@ class Loda(DataDefense):
         c: weight of looking different; None for the variant's 20, 30 or 1.
         steps: of normalized gradient descent; 0 leaves the public image as it is.
         lr: length of a step, over all pixels of an image.
-        extractor: trained on public images; None takes random convolutions, for trials alone.
+        extractor: checkpoint of `gradveil train extractor`; None takes random convolutions, for trials alone.
     """
 
     paper: ClassVar[Paper | None] = Paper(
@@ -51,7 +51,17 @@ class Loda(DataDefense):
         url="https://arxiv.org/abs/2206.00769",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the informed attack recovers the obscured image and decodes it; no audit joins the two yet",
+        attack="loda-aware",
+        reason="who has the extractor looks for a private image that the recovered one is stationary for",
+    )
+    card: ClassVar[Card] = Card(
+        fails="a weight c that is small against the features: then descent ends at the private image itself; an "
+        "adversary with the extractor can aim at what the features keep",
+        costs="500 forward and backward passes of the extractor per image, once per private set; some accuracy",
+        suggested="an extractor of gradveil train extractor on public images, loda1 or loda2 for natural images; sets "
+        "obscured once, by gradveil obscure",
+        interacts="augmentation at training acts on obscured images; without a pool of public ones descent starts from "
+        "noise",
     )
     off: ClassVar[Mapping[str, object] | None] = None
 
@@ -73,7 +83,11 @@ class Loda(DataDefense):
 
     def features(self, images: Tensor) -> LayerFeatures:
         """Return the map from images (N, C, H, W) like these to what is aligned, (N, F)."""
-        model = self.extractor.model if self.extractor else untrained(images.shape[1], c=self.descent.c, like=images)
+        model = (
+            self.extractor.network(images)
+            if self.extractor
+            else untrained(images.shape[1], c=self.descent.c, like=images)
+        )
         found = LayerFeatures(model, self.layers or layer_set(model, self.variant, self.reading))
         return found.to(device=images.device, dtype=images.dtype)
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from gradveil.defenses._base import Adversary, DataDefense
 from gradveil.defenses._mixing import Randomness, Recipe, Rule, mix, secret_streams
 from gradveil.streams import Streams
-from gradveil.types import Paper, Protected
+from gradveil.types import Card, Paper, Protected
 
 
 @final
@@ -23,7 +23,7 @@ class Mixup(DataDefense):
 
     Args:
         k: images of a mixture, 2 to 8; 1 switches the defense off.
-        classes: number of classes, for the mixed labels; None where the labels come soft already.
+        classes: number of classes, for labels that are mixed without a client, who makes them soft before.
         rule: of the coefficients, `power` or `dirichlet`.
         cap: no coefficient is above it.
         from_pool: how many of the k images come from the client's pool, own or public, whose labels do not count.
@@ -38,7 +38,17 @@ class Mixup(DataDefense):
         url="https://arxiv.org/abs/1710.09412",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the informed attack recovers mixtures of several steps and decodes them; no audit joins the two yet",
+        reason="mixtures of several steps are recovered and decoded together, by decode-mixing in gradveil.decoding; "
+        "no attack on a single update undoes them",
+    )
+    soft_labels: ClassVar[bool] = True
+    card: ClassVar[Card] = Card(
+        fails="an adversary who sees several mixtures of an image: from as many as there are images, linear regression "
+        "gives all of them back",
+        costs="k images are read for each one trained on, and accuracy, more with larger k",
+        suggested="k from 4 to 6, cap 0.65, randomness=secret in use",
+        interacts="needs a batch, or a batch and a pool, of at least k images; labels become soft, so that attacks "
+        "that read hard labels fail",
     )
     off: ClassVar[Mapping[str, object] | None] = {"k": 1, "from_pool": 0}
 

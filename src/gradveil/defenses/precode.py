@@ -1,22 +1,21 @@
 """PRECODE: a variational bottleneck in the network."""
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, ModelDefense
-from gradveil.defenses._columns import carry, take_off
+from gradveil.defenses._bottleneck import Bottleneck, find_bottleneck
+from gradveil.defenses._columns import take_off
 from gradveil.defenses._layers import find_linear, insert_before, linear
 from gradveil.defenses._start import fill_like_torch
 from gradveil.streams import Streams
-from gradveil.types import LossFn, Paper, State
+from gradveil.types import Card, Gradients, LossFn, Paper, State
 
 
 @final
@@ -45,9 +44,18 @@ class Precode(ModelDefense):
         url="https://arxiv.org/abs/2108.04725",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the informed attack leaves the stochastic layers out of the matching; it is not built yet",
+        attack="bayes-optimal",
+        reason="who knows of the bottleneck leaves it and what follows out of the matching, and reads what entered it",
     )
     off: ClassVar[Mapping[str, object] | None] = None
+    card: ClassVar[Card] = Card(
+        fails="against who leaves the bottleneck and what follows it out of the comparison; on networks that begin "
+        "with a linear layer, which give inputs away exactly",
+        costs="two linear layers that all participants train; the noise slows training",
+        suggested="size=256, beta=1e-3, a bottleneck as early as a linear layer allows",
+        interacts="soteria must defend another layer than the one behind the bottleneck to add anything; the "
+        "server must send the network with the bottleneck in it",
+    )
     server_side: ClassVar[bool] = True
 
     size: int = 256
@@ -94,38 +102,13 @@ class Precode(ModelDefense):
     def draw(self, model: nn.Module, size: int, *, streams: Streams) -> State:
         return {f"{self._name(model)}.noise": streams.normal("precode", (size, self.size))}
 
+    @override
+    def visible(self, update: Gradients) -> Gradients:
+        """Hide the bottleneck and all that comes after it, where gradients depend on the noise most."""
+        first = find_bottleneck(update, self.size)
+        return tuple(torch.full_like(tensor, i < first, dtype=torch.bool) for i, tensor in enumerate(update))
+
     def _name(self, model: nn.Module) -> str:
         """Return the path of the bottleneck, which stands beside the layer."""
         above, dot, _ = find_linear(model, self.layer).rpartition(".")
         return f"{above}{dot}precode"
-
-
-class Bottleneck(nn.Module):
-    """Encoder, noise and decoder; the noise (B, K) is a buffer, zero unless somebody hands in another."""
-
-    noise: Tensor
-
-    def __init__(self, features: int, size: int, *, like: Tensor) -> None:
-        super().__init__()
-        place = {"device": like.device, "dtype": like.dtype}
-        self.encoder = skip_init(nn.Linear, features, 2 * size, **place)
-        self.decoder = skip_init(nn.Linear, size, features, **place)
-        self.register_buffer("noise", like.new_zeros(1, size), persistent=False)
-        self.measured = False
-        self._divergence: Tensor | None = None
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Pass features (B, d) through the bottleneck."""
-        mean, spread = self.encoder(features).chunk(2, 1)
-        spread = F.softplus(spread)
-        if self.measured:
-            parts = mean.square() + spread.square() - 1 - 2 * spread.log()
-            self._divergence = parts.sum(1, keepdim=True) / (2 * math.log(2))
-        decoded: Tensor = self.decoder(mean + spread * self.noise)
-        return decoded
-
-    def leave(self, _network: nn.Module, _arguments: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
-        """Let the outputs of the whole network carry the divergence."""
-        divergence, self._divergence = self._divergence, None
-        assert divergence is not None
-        return carry(outputs, divergence)

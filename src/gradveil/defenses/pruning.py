@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, UpdateDefense
 from gradveil.streams import Streams
-from gradveil.types import Gradients
+from gradveil.types import Card, Gradients
 
 
 @final
@@ -23,10 +23,17 @@ class Pruning(UpdateDefense):
     """
 
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
+        attack="bayes-optimal",
         reason="the zeros show what was dropped, and who knows of the defense matches the surviving entries alone",
     )
     off: ClassVar[Mapping[str, object] | None] = {"fraction": 0.0}
+    card: ClassVar[Card] = Card(
+        fails="against who knows of it and matches the surviving entries; what is dropped is lost, not sent later",
+        costs="one selection per tensor; accuracy at fractions near 1",
+        suggested="fraction=0.9 and above",
+        interacts="noise after it fills the zeros and hides which entries survived; top-k and ppdl do the same "
+        "with a residual, and one of the three is enough",
+    )
 
     fraction: float = 0.9
 

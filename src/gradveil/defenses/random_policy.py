@@ -11,7 +11,7 @@ from gradveil.defenses._base import Adversary, DataDefense
 from gradveil.defenses.transform_policy import TransformPolicy
 from gradveil.streams import Streams
 from gradveil.transforms import LONGEST, Variants, draw_policies
-from gradveil.types import Paper, Protected
+from gradveil.types import Card, Paper, Protected
 
 
 @final
@@ -19,7 +19,8 @@ from gradveil.types import Paper, Protected
 class RandomPolicy(DataDefense):
     """Transform images by a policy that nobody searched for.
 
-    The paper averages over ten random policies: audit `random-policy:seed=0` to `random-policy:seed=9`.
+    The paper averages over ten random policies: audit `random-policy:seed=0` to `random-policy:seed=9`, and let
+    `gradveil search baseline RUN` average them.
 
     Args:
         seed: of the policy alone; all clients and steps use the same one.
@@ -29,6 +30,12 @@ class RandomPolicy(DataDefense):
 
     paper: ClassVar[Paper | None] = TransformPolicy.paper
     adversary: ClassVar[Adversary] = TransformPolicy.adversary
+    card: ClassVar[Card] = Card(
+        fails="Most random policies hide less than a searched one, some hide nothing; one seed says little about them.",
+        costs="A few passes over the pixels of each image, no gradients; a network of its own for every policy.",
+        suggested="Ten seeds, averaged: `random-policy:seed=0` to `random-policy:seed=9`.",
+        interacts="As transform-policy: training must not crop and mirror a second time.",
+    )
     off: ClassVar[Mapping[str, object] | None] = None
 
     seed: int = 0

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, UpdateDefense
+from gradveil.defenses._likelihoods import sign_log_likelihood
 from gradveil.engine import spread
 from gradveil.streams import Streams
-from gradveil.types import Gradients, Paper
+from gradveil.types import Card, Gradients, Paper
 
 
 @final
@@ -35,9 +37,16 @@ class Sign(UpdateDefense):
         url="https://arxiv.org/abs/1802.04434",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the informed adversary matches by the likelihood of the signs; that attack is not built yet",
+        attack="bayes-optimal",
+        reason="who knows that signs were shared matches signs, and not the magnitudes that they have lost",
     )
     off: ClassVar[Mapping[str, object] | None] = None
+    card: ClassVar[Card] = Card(
+        fails="on large networks, whose signs tell the direction of the gradient",
+        costs="none; it saves bandwidth, and needs a small learning rate at scale=one",
+        suggested="scale=mean for FedAvg, scale=one for majority votes",
+        interacts="clipping, quantization and the scale of noise before it vanish; after local-dp it is harmless",
+    )
 
     scale: Literal["one", "mean"] = "mean"
 
@@ -46,6 +55,10 @@ class Sign(UpdateDefense):
         if self.scale == "one":
             return tuple(tensor.sign() for tensor in update)
         return tuple(tensor.sign() * _mean_magnitude(tensor) for tensor in update)
+
+    @override
+    def log_likelihood(self, observed: Gradients, clean: Gradients) -> Tensor:
+        return torch.stack([sign_log_likelihood(o, c) for o, c in zip(observed, clean, strict=True)]).sum(0)
 
 
 def _mean_magnitude(tensor: Tensor) -> Tensor:

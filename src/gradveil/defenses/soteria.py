@@ -15,7 +15,7 @@ from gradveil.defenses._layers import features, find_linear
 from gradveil.defenses._network import StackedNetwork
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
-from gradveil.types import Gradients, Paper, Protected, State
+from gradveil.types import Card, Gradients, Paper, Protected, State
 
 _ROWS = 64  # of the Jacobian at once
 
@@ -46,10 +46,19 @@ class Soteria(StepDefense):
         url="https://arxiv.org/abs/2012.06043",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
+        attack="bayes-optimal",
         reason="empty columns show what was dropped, and who knows of the defense matches everything else",
     )
     off: ClassVar[Mapping[str, object] | None] = {"fraction": 0.0}
+    card: ClassVar[Card] = Card(
+        fails="against who leaves the defended tensor out of the comparison; against analytic attacks on another "
+        "linear layer",
+        costs="one row of the Jacobian per feature of the defended layer and sample, 64 at a time",
+        suggested="fraction=0.6 on the last linear layer, denominator=absolute",
+        interacts="dcs2 and dp-sgd compute the gradient in their own way and cannot be combined with it; noise "
+        "after it fills the empty columns and hides which they were; it scores in eval mode, whatever "
+        "the mode of training",
+    )
 
     fraction: float = 0.6
     layer: str = ""

@@ -17,7 +17,7 @@ from gradveil.defenses._columns import carry, take_off
 from gradveil.defenses._layers import find_linear, linear
 from gradveil.defenses._start import linear_start
 from gradveil.streams import Streams
-from gradveil.types import LossFn, Paper, State
+from gradveil.types import Card, LossFn, Paper, State
 
 
 @final
@@ -50,9 +50,18 @@ class SPN(ModelDefense):
         url="https://arxiv.org/abs/2006.11601",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="the informed attack fits a head and codes of its own together with the image; it is not built yet",
+        attack="surrogate-head",
+        reason="who knows the construction fits a head and codes of its own together with the image",
     )
     off: ClassVar[Mapping[str, object] | None] = {"alpha2": 0.0}
+    card: ClassVar[Card] = Card(
+        fails="against who fits a head and codes of its own together with the image; labels and, for a batch of "
+        "one, the features can be read off the public head, which is not perturbed",
+        costs="one more linear head per client, which it trains, and keeps over all rounds and restarts",
+        suggested="alpha2=0.1 for training, 0.3 and above where protection comes first; bits=64",
+        interacts="dp-sgd clips the private gradient together with the shared one; pruning and top-k drop a "
+        "part of the perturbation with the small entries",
+    )
 
     alpha2: float = 0.1
     alpha1: float = 1.0

@@ -9,7 +9,7 @@ from typing_extensions import override
 from gradveil.defenses._base import Adversary, Shared, UpdateDefense
 from gradveil.defenses._selection import Scope, check_share, share_largest, with_residual
 from gradveil.streams import Streams
-from gradveil.types import Gradients, Paper, State
+from gradveil.types import Card, Gradients, Paper, State
 
 
 @final
@@ -36,10 +36,18 @@ class TopK(UpdateDefense):
         url="https://arxiv.org/abs/1712.01887",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        attack="inverting-gradients",
+        attack="bayes-optimal",
         reason="the zeros show what was dropped, and who knows of the defense matches the surviving entries alone",
     )
     off: ClassVar[Mapping[str, object] | None] = {"top": 1.0}
+    card: ClassVar[Card] = Card(
+        fails="against who knows of it and matches the surviving entries; with a residual it sends late what it "
+        "held back",
+        costs="one selection per tensor, and with a residual one model kept by every client; it saves bandwidth",
+        suggested="top=0.01 without residual where protection is wanted, with it where bandwidth is",
+        interacts="clipping or noise before it decides what is shared; a second residual (ppdl) holds back what "
+        "this one lets go",
+    )
 
     top: float = 0.1
     scope: Scope = "tensor"

@@ -22,7 +22,7 @@ from gradveil.transforms import (
     transform_bytes,
     transform_smoothly,
 )
-from gradveil.types import Paper, Protected
+from gradveil.types import Card, Paper, Protected
 
 
 @final
@@ -47,7 +47,17 @@ class TransformPolicy(DataDefense):
         url="https://arxiv.org/abs/2011.12505",
     )
     adversary: ClassVar[Adversary] = Adversary(
-        reason="who knows the policy optimizes through its operations, trying all signs; that attack is not built yet",
+        attack="policy-aware",
+        reason="who knows the policy learns its translation with the image, or optimizes through all its variants",
+    )
+    card: ClassVar[Card] = Card(
+        fails="An adversary who knows the policy undoes translations and tones; much of the gain in PSNR is black area "
+        "that a grey square gains as well, so read it beside the null lines.",
+        costs="A few passes over the pixels of each image, no gradients; accuracy, since the network never sees a "
+        "private image as it is.",
+        suggested="Search on your own data and architecture with `gradveil search --adversary aware`.",
+        interacts="Training must not crop and mirror a second time; a network trained without the policy predicts "
+        "transformed images badly.",
     )
     off: ClassVar[Mapping[str, object] | None] = {"policy": "28", "crop_and_flip": False}
 

@@ -4,7 +4,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from gradveil.defenses import DPSGD, Defense, LocalDP
+from gradveil.defenses import DPSGD, CentralDP, Defense, LocalDP
 from gradveil.errors import GradVeilError
 
 Accountant: TypeAlias = Literal["rdp", "prv"]
@@ -52,12 +52,14 @@ def account(
     For `DPSGD` the unit is a sample, added or removed, and steps are local ones over all rounds; batches must be drawn
     by Poisson sampling. For `LocalDP` the unit is a client's update, replaced by any other one, which can be twice
     the norm away; steps are the rounds it takes part in, and sampling does not help, since the server sees who sends.
+    For `CentralDP` it is a client's update, added or removed, in the eyes of everybody but the server; clients must be
+    drawn by Poisson sampling and count equally in the mean.
 
     Args:
         defense: with noise and a norm.
         steps: how often it was used.
         delta: the probability that the bound fails.
-        sampling_rate: of samples, above 0 and at most 1.
+        sampling_rate: of samples, or of clients for `CentralDP`; above 0 and at most 1.
         accountant: `rdp` (Rényi) or `prv` (privacy loss variables, tighter); both are those of Opacus.
     """
     level, multiplier = _unit(defense, sampling_rate)
@@ -81,9 +83,10 @@ def account(
 
 def _unit(defense: Defense, sampling_rate: float) -> tuple[Literal["sample", "client"], float]:
     """Return what is protected, and the noise in units of the largest change that it makes."""
-    if not isinstance(defense, DPSGD | LocalDP):
+    if not isinstance(defense, DPSGD | LocalDP | CentralDP):
         raise AccountingError(
-            f"{type(defense).__name__} bounds no one's influence, so that it has no epsilon; use DPSGD or LocalDP"
+            f"{type(defense).__name__} bounds no one's influence, so that it has no epsilon; "
+            "use DPSGD, LocalDP or CentralDP"
         )
     if defense.noise_multiplier == 0:
         raise AccountingError(
@@ -91,6 +94,8 @@ def _unit(defense: Defense, sampling_rate: float) -> tuple[Literal["sample", "cl
         )
     if isinstance(defense, DPSGD):
         return "sample", defense.noise_multiplier
+    if isinstance(defense, CentralDP):
+        return "client", defense.noise_multiplier
     if sampling_rate != 1:
         raise AccountingError(
             f"the server sees who takes part, so that LocalDP needs a sampling rate of 1, got {sampling_rate}; "
