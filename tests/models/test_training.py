@@ -11,16 +11,21 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from gradveil import data, models
+from gradveil.client import Client, sent_model
 from gradveil.data import Split
 from gradveil.defenses import (
+    PPDL,
+    SPN,
     Adversary,
     DataDefense,
     Defense,
     GaussianNoise,
     ModelDefense,
+    Precode,
     Pruning,
     StepDefense,
     StepResult,
+    TopK,
     UpdateDefense,
 )
 from gradveil.engine import GradientFunction, normalized
@@ -313,6 +318,52 @@ def test_a_killed_training_continues_to_the_same_bits(tmp_path: Path, optimizer:
     assert_same(resumed.model, whole.model, tolerance=0)
     assert [e.loss for e in resumed.history] == [e.loss for e in whole.history]
     assert resumed.accuracy == whole.accuracy
+
+
+@pytest.mark.parametrize("defense", [PPDL(theta=0.2, scale=0.01), TopK(top=0.2, residual=True)], ids=repr)
+def test_a_killed_training_goes_on_with_what_update_defenses_held_back(tmp_path: Path, defense: Defense) -> None:
+    def kill(_task: str, done: int, _total: int) -> None:
+        if done == STEPS - 1:
+            raise KeyboardInterrupt
+
+    store = TensorFolder(tmp_path)
+    whole = train(network(), split(), training=SHORT, defenses=[defense])
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), split(), training=SHORT, defenses=[defense], store=store, progress=kill)
+    assert any(name.startswith("kept.") for name in store.load("training") or {})
+    assert_same(
+        train(network(), split(), training=SHORT, defenses=[defense], store=store).model, whole.model, tolerance=0
+    )
+
+
+@pytest.mark.parametrize("with_step", [(), (PlainStep(),)], ids=["dense", "step defense"])
+def test_what_the_server_sends_keeps_its_trained_parts(tmp_path: Path, with_step: tuple[Defense, ...]) -> None:
+    bottleneck, path = Precode(size=4, beta=0.1), tmp_path / "trained.safetensors"
+    trained = train(network(), split(), training=SHORT, defenses=[SPN(bits=4), bottleneck, *with_step])
+    fresh = bottleneck.wrap(network())
+    assert list(trained.model.state_dict()) == list(fresh.state_dict())
+    assert not torch.allclose(
+        trained.model.get_parameter("precode.encoder.weight"), fresh.get_parameter("precode.encoder.weight")
+    )
+    assert all(torch.equal(t, trained.network.state_dict()[n]) for n, t in trained.model.state_dict().items())
+
+    models.checkpoints.save(trained.model, path, about={})
+    models.checkpoints.load(path, fresh)
+    client = Client(model=fresh, loss=F.cross_entropy, defenses=(bottleneck,))
+    assert sent_model(client) is fresh
+    assert_same(fresh, trained.model, tolerance=0)
+
+
+def test_a_step_defense_is_made_ready_once_for_all_steps() -> None:
+    def runs(epochs: int) -> int:
+        calls: list[None] = []
+        model = network()
+        model[2].register_forward_hook(lambda *_: calls.append(None))
+        train(model, split(), training=replace(SHORT, epochs=epochs), defenses=[PlainStep()])
+        return len(calls)
+
+    # One run for the gradient, and one for the loss.
+    assert runs(3) - runs(2) == 2 * (IMAGES // BATCH)
 
 
 def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks._decode_clusters import affinity, assign, coefficients, grow_clusters, pick_clusters
-from gradveil.attacks._decode_mixing import DecodeMixing
-from gradveil.attacks._decode_oracle import DecodeOracle
 from gradveil.attacks._decode_refinement import refine
 from gradveil.attacks._decode_regression import least_squares
 from gradveil.attacks._decode_signs import fix_signs
+from gradveil.attacks._decoders.decode_mixing import DecodeMixing
+from gradveil.attacks._decoders.decode_oracle import DecodeOracle
 from gradveil.attacks._decoding import Encodings
 from gradveil.data import Dataset, load
 from gradveil.defenses import InstaHide, Mixup

@@ -1,30 +1,43 @@
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.attacks._decode_loda import DecodeLoda, stationarity
+from gradveil.attacks import LodaAware
+from gradveil.attacks._decode_stationarity import condition, stationarity
+from gradveil.attacks._decoders.decode_loda import DecodeLoda
 from gradveil.attacks._decoding import Encodings
-from gradveil.data import load
+from gradveil.client import observe
+from gradveil.data import Dataset, load
 from gradveil.defenses import Loda, defenses
-from gradveil.engine import Runtime
+from gradveil.engine import Runtime, normalized
 from gradveil.errors import DataError, KnowledgeError, UnknownNameError, UnsupportedModelError
-from gradveil.models import build
-from gradveil.models.training import Training
+from gradveil.models import build, checkpoints
+from gradveil.models.checkpoints import CheckpointError
+from gradveil.models.training import Training, train
 from gradveil.obscuring import (
     Extractor,
     LayerFeatures,
+    Study,
+    TrainedExtractor,
+    bound,
     gradient,
     layer_set,
+    load_extractor,
     objective,
     obscure_images,
     obscure_split,
+    save_extractor,
     sheet,
+    study_architectures,
+    study_weights,
     train_extractor,
 )
+from gradveil.spec import build_defenses
 from gradveil.storage import TensorFolder
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Batch, Knowledge, Protected
@@ -185,15 +198,91 @@ def test_what_is_kept_belongs_to_its_settings(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == len(others) + 2
 
 
+def few(count: int = 64) -> Dataset:
+    return dataclasses.replace(DIGITS, train=DIGITS.train.select(range(count)), test=DIGITS.test.select(range(16)))
+
+
+def tiny_extractor() -> TrainedExtractor:
+    return train_extractor(few(), architecture="lenet", training=Training(epochs=1, batch_size=32))
+
+
 def test_an_extractor_is_trained_on_a_public_set_and_obscures_a_split() -> None:
-    few = dataclasses.replace(DIGITS, train=DIGITS.train.select(range(64)), test=DIGITS.test.select(range(16)))
-    extractor = train_extractor(few, architecture="lenet", training=Training(epochs=1, batch_size=32))
+    extractor = tiny_extractor().extractor
     assert extractor.name == "lenet-digits"
     defense = Loda(steps=2, extractor=extractor)
     assert "extractor=lenet-digits" in defenses.describe(defense)
     split = obscure_split(DIGITS.train.select(range(5)), defense, pool=pool())
     assert torch.equal(split.labels, DIGITS.train.labels[:5])
     assert not torch.equal(split.images, DIGITS.train.images[:5])
+
+
+def test_a_spec_string_names_the_checkpoint_of_the_extractor(tmp_path: Path) -> None:
+    trained, path = tiny_extractor(), tmp_path / "extractor.safetensors"
+    save_extractor(trained, path)
+    (defense,) = build_defenses(f"loda:extractor={path},steps=2,layers=conv1+conv2")
+    assert isinstance(defense, Loda)
+    direct = Loda(steps=2, layers=("conv1", "conv2"), extractor=trained.extractor)
+    images = private(3, dtype=torch.float32)
+    assert torch.equal(obscure_images(images, defense, pool=None), obscure_images(images, direct, pool=None))
+    again = build_defenses(defenses.describe(defense))[0]
+    assert again == defense
+    assert str(path) in defenses.describe(defense)
+    assert "Conv2d" not in repr(defense)
+
+
+def test_says_what_is_wrong_with_an_extractor(tmp_path: Path) -> None:
+    path = tmp_path / "extractor.safetensors"
+    save_extractor(tiny_extractor(), path)
+    unbound = defenses.build(f"loda:extractor={path}")
+    assert isinstance(unbound, Loda)
+    with pytest.raises(DataError, match=r"is not loaded; pass the defense through obscuring\.bound"):
+        unbound.features(private())
+    with pytest.raises(DataError, match=r"images have 3 channels, the extractor .* takes 1"):
+        bound(unbound).features(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        build_defenses("loda:extractor=nowhere.safetensors")
+    checkpoints.save(nn.Linear(1, 1), tmp_path / "other.safetensors", about={})
+    with pytest.raises(CheckpointError, match="holds no extractor"):
+        load_extractor(tmp_path / "other.safetensors")
+    about = {**tiny_extractor().about, "mean": "[0.5]"}
+    checkpoints.save(build("lenet", input_shape=(1, 8, 8), num_classes=10), tmp_path / "n.safetensors", about=about)
+    with pytest.raises(CheckpointError, match="eats standardized pixels"):
+        load_extractor(tmp_path / "n.safetensors")
+
+
+SHORT = Training(epochs=2, batch_size=32)
+
+
+def study(folder: Path | None = None, **changes: Any) -> Study:
+    return Study(private=few(), defense=Loda(steps=2), pool=pool().float(), training=SHORT, folder=folder, **changes)
+
+
+def test_a_study_trains_on_obscured_and_measures_on_clean_images() -> None:
+    rows = study_weights(study(), "mlp:hidden=16", [5.0, 40.0])
+    assert [row.c for row in rows] == [None, 5.0, 40.0]
+    plain = normalized(build("mlp:hidden=16", input_shape=(1, 8, 8), num_classes=10), DIGITS.mean, DIGITS.std)
+    by_hand = [few().train, study().obscured(5.0), study().obscured(40.0)]
+    for row, split in zip(rows, by_hand, strict=True):
+        assert row.accuracy == train(plain, split, training=SHORT, test=few().test).accuracy
+    seen, truth = by_hand[1].inputs(dtype=torch.float64), few().train.inputs(dtype=torch.float64)
+    decibels = -10 * (seen - truth).square().flatten(1).mean(1).log10()
+    assert rows[0].mean_psnr is rows[0].worst_psnr is None
+    assert rows[1].mean_psnr == pytest.approx(float(decibels.mean()))
+    assert rows[1].worst_psnr == pytest.approx(float(decibels.max()))
+
+
+def test_a_study_of_architectures_obscures_once_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    steps: list[str] = []
+    runtime = Runtime(precision="float32", store=TensorFolder(tmp_path / "kept"))
+    long = study(tmp_path, runtime=runtime, progress=lambda task, _done, _total: steps.append(task))
+    first = study_architectures(long, ["mlp:hidden=8", "lenet"])
+    assert [(row.architecture, row.c) for row in first] == [
+        ("mlp:hidden=8", None), ("mlp:hidden=8", 20.0), ("lenet", None), ("lenet", 20.0),
+    ]  # fmt: skip
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    taken = len(steps)
+    assert study_architectures(long, ["mlp:hidden=8", "lenet"]) == first
+    assert len(steps) == taken
 
 
 def test_a_sheet_shows_private_left_and_obscured_right() -> None:
@@ -261,3 +350,53 @@ def test_the_adaptive_attack_needs_the_extractor() -> None:
         DecodeLoda()(aligned(private(), features, extra=Knowledge.NOTHING), streams=Streams())
     with pytest.raises(DataError, match="needs the extractor"):
         DecodeLoda()(Encodings(images=private()[None], knowledge=Knowledge.AUXILIARY), streams=Streams())
+
+
+def test_the_condition_is_the_stationary_one_and_can_be_differentiated_by_both_images() -> None:
+    features = LayerFeatures(nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh()).double(), ("1",))
+    hidden, seen = private(1)[..., :4, :4].requires_grad_(), pool()[:1, :, :4, :4].contiguous().requires_grad_()
+    found = condition(hidden, seen, features, weight=0.3)
+    torch.testing.assert_close(found, stationarity(hidden, seen, features, weight=0.3))
+
+    def of_both(first: Tensor, second: Tensor) -> Tensor:
+        return condition(first, second, features, weight=0.3)
+
+    assert torch.autograd.gradcheck(of_both, (hidden, seen))
+
+
+class Squares(nn.Module):
+    """Features whose condition another image than the obscured one meets: x'(x' + x) = w / 2 in every pixel."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.square().flatten(1)
+
+
+def test_matching_through_the_objective_finds_the_private_image_behind_the_obscured_one() -> None:
+    obscured = 0.21 + 0.06 * private(12)[10:]
+    truth = 0.16 / obscured - obscured
+    zero = condition(truth, obscured, Squares(), weight=0.32)
+    torch.testing.assert_close(zero, torch.zeros_like(zero))
+    model = build("lenet", input_shape=(1, 8, 8), num_classes=10, seed=4).double()
+    batch = Batch(obscured[:, None], DIGITS.train.labels[10:12, None])
+    granted = Knowledge.DEFENSES | Knowledge.LABELS
+    observation = dataclasses.replace(
+        observe(batch, model, F.cross_entropy, knowledge=granted), auxiliary=Auxiliary(extractor=Squares())
+    )
+    guess = LodaAware(first=120, steps=60, tv=1e-6, c=0.32)(observation, streams=Streams(seed=0))
+    assert guess.protected is not None
+    assert float((guess.protected - batch.inputs).square().mean()) < 1e-3
+    error = float((guess.inputs[:, 0] - truth).square().mean())
+    assert error < 0.1 * float((obscured - truth).square().mean())
+    with pytest.raises(KnowledgeError, match="needs the extractor of a known defense"):
+        LodaAware(first=1)(dataclasses.replace(observation, auxiliary=Auxiliary()), streams=Streams())
+
+
+def test_who_knows_the_defense_has_its_extractor_and_its_weight() -> None:
+    defense, model = Loda(steps=2, c=7.0), build("lenet", input_shape=(1, 8, 8), num_classes=10, seed=4).double()
+    batch = Batch(private(2)[:, None], DIGITS.train.labels[:2, None])
+    granted = Knowledge.DEFENSES | Knowledge.LABELS
+    seen = observe(batch, model, F.cross_entropy, defenses=[defense], knowledge=granted)
+    attack, streams = LodaAware(first=2, steps=3), Streams(seed=0)
+    same = dataclasses.replace(seen, defenses=(), auxiliary=Auxiliary(extractor=defense.features(batch.inputs[0])))
+    expected = dataclasses.replace(attack, c=7.0)(same, streams=streams)
+    torch.testing.assert_close(attack(seen, streams=streams).inputs, expected.inputs)

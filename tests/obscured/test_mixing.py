@@ -180,6 +180,25 @@ def test_a_client_trains_on_mixtures() -> None:
     assert not torch.allclose(seen.observation.update[0], taken().observation.update[0])
 
 
+@pytest.mark.parametrize("defense", [Mixup(k=3), InstaHide(k=3)], ids=["mixup", "instahide"])
+def test_the_client_says_how_many_classes_there_are(defense: Mixing) -> None:
+    batch = Batch(private().inputs, private().labels)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(32, 7)).double()
+    streams = Streams(seed=0, purpose="client")
+    seen = step(batch, Client(model=model, loss=F.cross_entropy, defenses=(defense,)), streams=streams)
+    told = step(
+        batch,
+        Client(model=model, loss=F.cross_entropy, defenses=(dataclasses.replace(defense, classes=7),)),
+        streams=streams,
+    )
+    assert seen.evidence.protected.labels.shape == (VICTIMS, SIZE, 7)
+    assert torch.equal(seen.evidence.protected.labels, told.evidence.protected.labels)
+    assert model.training
+    small = nn.Sequential(nn.Flatten(), nn.Linear(32, 2)).double()
+    with pytest.raises(DataError, match="below the model's 2 outputs"):
+        step(batch, Client(model=small, loss=F.cross_entropy, defenses=(defense,)), streams=streams)
+
+
 @pytest.mark.parametrize(
     ("defense", "message"),
     [

@@ -16,6 +16,7 @@ from gradveil.metrics._identification import (
     identify,
     pixels,
 )
+from gradveil.metrics._membership import Tracing, membership_by_classifier, membership_by_label, trace
 from gradveil.metrics._nulls import null_guesses, other_of_class
 from gradveil.metrics._statistics import Summary, bootstrap_interval, reach_of_chance, summary
 from gradveil.metrics._tradeoff import Point, cap, ppc
@@ -41,6 +42,7 @@ __all__ = [
     "Point",
     "RegisteredPSNR",
     "Summary",
+    "Tracing",
     "Verdict",
     "View",
     "WorstCase",
@@ -57,6 +59,8 @@ __all__ = [
     "identify",
     "judge",
     "label_accuracy",
+    "membership_by_classifier",
+    "membership_by_label",
     "metrics",
     "null_guesses",
     "other_of_class",
@@ -64,5 +68,6 @@ __all__ = [
     "ppc",
     "reach_of_chance",
     "summary",
+    "trace",
     "worst_case",
 ]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from gradveil.defenses import Defense
 from gradveil.errors import GradVeilError
 from gradveil.models._recipe import Training
+from gradveil.types import State
 
-_NETWORK, _OPTIMIZER = "network.", "optimizer."
+_NETWORK, _OPTIMIZER, _KEPT = "network.", "optimizer.", "kept."
 
 
 class TrainingError(GradVeilError):
@@ -40,6 +41,7 @@ class Run:
         network: as the client trains it.
         optimizer: of its parameters.
         identity: () number of what is trained and how, from `identify`.
+        kept: what update defenses left of the last step, such as a residual, (1, *shape) by name.
         history: of the epochs that are done.
         seconds: spent on them.
     """
@@ -47,6 +49,7 @@ class Run:
     network: nn.Module
     optimizer: torch.optim.Optimizer
     identity: Tensor
+    kept: State = field(default_factory=dict)
     history: list[Epoch] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -56,6 +59,7 @@ class Run:
         for index, state in self.optimizer.state_dict()["state"].items():
             kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             named |= {f"{_OPTIMIZER}{index}.{key}": value.clone() for key, value in kept.items()}
+        named |= {f"{_KEPT}{name}": tensor for name, tensor in self.kept.items()}
         rows = [(e.loss, math.nan if e.accuracy is None else e.accuracy) for e in self.history]
         return named | {
             "identity": self.identity,
@@ -71,6 +75,8 @@ class Run:
                 "give an empty store, or the settings that it was begun with"
             )
         self.network.load_state_dict(_below(saved, _NETWORK))
+        place = next(self.network.parameters()).device
+        self.kept = {name: tensor.to(place) for name, tensor in _below(saved, _KEPT).items()}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": _optimizer_state(saved)})
         self.history = [Epoch(loss, None if math.isnan(hit) else hit) for loss, hit in saved["history"].tolist()]
         self.seconds = float(saved["seconds"])

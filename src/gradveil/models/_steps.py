@@ -14,10 +14,11 @@ from gradveil.client import (
     client_model,
     draw_noise,
     protect_data,
+    sent_model,
     share_update,
     stacked_network,
 )
-from gradveil.defenses import StepDefense
+from gradveil.defenses import StackedNetwork, StepDefense
 from gradveil.engine import Runtime, trainable
 from gradveil.models._recipe import Training
 from gradveil.streams import Streams
@@ -37,29 +38,32 @@ class ProtectedStep:
     """
 
     def __init__(self, client: Client, network: nn.Module, *, training: Training) -> None:
-        sent = client_model(replace(client, defenses=tuple(d for d in client.model_defenses if d.server_side)))
-        leaving = set(trainable(sent))
+        leaving = set(trainable(sent_model(client)))
         names = trainable(network)
         self._client = client
         self._parameters = [network.get_parameter(name) for name in names]
         self._shared = [i for i, name in enumerate(names) if name in leaving]
         self._differentiate = _differentiate(client, network, training)
-        self._kept: State = {}
 
-    def __call__(self, batch: Batch, *, streams: Streams) -> Tensor:
-        """Set the gradients of one step, and return the loss ()."""
+    def __call__(self, batch: Batch, *, kept: State, streams: Streams) -> tuple[Tensor, State]:
+        """Set the gradients of one step, and return the loss () and what the update defenses keep.
+
+        Args:
+            batch: of one client.
+            kept: what the step before has left, empty in the first one.
+            streams: of this step.
+        """
         data = protect_data(batch, self._client, streams=streams)
         loss, found = self._differentiate(data, streams)
 
         gradients = list(found)
         leaving = tuple(found[i] for i in self._shared)
-        shared = share_update(leaving, self._client, kept=self._kept, streams=streams)
-        self._kept = shared.kept
+        shared = share_update(leaving, self._client, kept=kept, streams=streams)
         for i, gradient in zip(self._shared, shared.update, strict=True):
             gradients[i] = gradient
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient[0]
-        return loss
+        return loss, shared.kept
 
 
 def client_network(client: Client, *, streams: Streams) -> nn.Module:
@@ -95,7 +99,7 @@ def smoothed(loss: LossFn, amount: float) -> LossFn:
 def _differentiate(client: Client, network: nn.Module, training: Training) -> Differentiate:
     if client.step_defense is None:
         return _dense(client, network, training)
-    return _defended(client.step_defense, client, network, training)
+    return _Defended(client.step_defense, client, network, training)
 
 
 def _dense(client: Client, network: nn.Module, training: Training) -> Differentiate:
@@ -118,22 +122,35 @@ def _dense(client: Client, network: nn.Module, training: Training) -> Differenti
     return differentiate
 
 
-def _defended(defense: StepDefense, client: Client, network: nn.Module, training: Training) -> Differentiate:
-    """Let a step defense compute the gradient."""
-    loss, names = client_loss(client), trainable(network)
-    runtime = Runtime(precision=training.precision)
+class _Defended:
+    """Lets a step defense compute the gradient, in a network that is made ready once for all steps."""
 
-    def differentiate(data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
-        stacked = stacked_network(
-            client, data, model=network, parameters={}, buffers={}, streams=streams, runtime=runtime
-        )
-        result = defense.gradient(stacked, data, sensitive=None, streams=streams)
-        value = _loss_without_traces(network, loss, result.protected)
-        _move_statistics(network, result.buffers)
+    def __init__(self, defense: StepDefense, client: Client, network: nn.Module, training: Training) -> None:
+        self._defense, self._client, self._network = defense, client, network
+        self._loss, self._names = client_loss(client), trainable(network)
+        self._runtime = Runtime(precision=training.precision)
+        self._stacked: StackedNetwork | None = None
+
+    def __call__(self, data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
+        stacked = replace(self._ready(data, streams), streams=streams)
+        result = self._defense.gradient(stacked, data, sensitive=None, streams=streams)
+        value = _loss_without_traces(self._network, self._loss, result.protected)
+        _move_statistics(self._network, result.buffers)
         found = dict(zip(stacked.names, result.gradients, strict=True))
-        return value, tuple(found[name].detach() for name in names)
+        return value, tuple(found[name].detach() for name in self._names)
 
-    return differentiate
+    def _ready(self, data: Protected, streams: Streams) -> StackedNetwork:
+        if self._stacked is None:
+            self._stacked = stacked_network(
+                self._client,
+                data,
+                model=self._network,
+                parameters={},
+                buffers={},
+                streams=streams,
+                runtime=self._runtime,
+            )
+        return self._stacked
 
 
 def _loss_without_traces(network: nn.Module, loss: LossFn, data: Protected) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.client import Client
+from gradveil.client import Client, sent_model
 from gradveil.data import Split
 from gradveil.defenses import Defense
 from gradveil.engine import Progress, Runtime, Store, trainable
@@ -36,8 +36,9 @@ class Trained:
     """A trained network and how it got there.
 
     Args:
-        model: the given model with trained weights, in eval mode; what a client with the same defenses is sent.
-        network: as it was trained, with the model defenses around it; the same as `model` without any.
+        model: as the server sends it, with trained weights, in eval mode: the given one, and the parts that server-side
+            defenses put into it. A client with the same defenses takes it as it is.
+        network: as it was trained, with private parts too; the same as `model` without model defenses.
         accuracy: of `network` on the clean test split, from 0 to 1; None without a test split.
         loss: mean of the last epoch.
         epochs: passes over the training set.
@@ -70,7 +71,8 @@ def train(
     """Train a copy of a model; the given one, and the global random state, stay as they are.
 
     Every step goes through the client's step with one victim: data defenses on the batch, model defenses around the
-    network, a step defense or plain autograd for the gradient, update defenses on what leaves; then the optimizer.
+    network, a step defense or plain autograd for the gradient, update defenses on what leaves; then the optimizer. On a
+    GPU the noise of defenses is drawn there, with other numbers than on the CPU; see `Streams`.
 
     Args:
         model: eats images in [0, 1]; its number format is that of the pixels.
@@ -92,7 +94,7 @@ def train(
         >>> train(model, Split(images, bright), training=settings, test=Split(images, bright)).accuracy
         1.0
     """
-    streams = Streams(seed=training.seed, purpose=_NAME).bind(1)
+    streams = Streams(seed=training.seed, purpose=_NAME, on_device=True).bind(1)
     base = copy.deepcopy(model).to(place_of(model, device))
     loader = Loader.of(split, batch_size=training.batch_size, augment=training.augment, like=sample_of(base))
     _check(base, loader)
@@ -107,7 +109,7 @@ def train(
     with Runtime(precision=training.precision).numerics(), torch.enable_grad():
         step = ProtectedStep(client, run.network, training=training)
         _epochs(run, step, loader, training, test=test, streams=streams, progress=progress, store=store)
-    return _finish(run, base)
+    return _finish(run, sent_model(client))
 
 
 def _check(model: nn.Module, loader: Loader) -> None:
@@ -184,7 +186,8 @@ def _epoch(
         for done, batch in enumerate(loader.epoch(number, streams=streams), start=number * loader.steps):
             for group in run.optimizer.param_groups:
                 group["lr"] = training.lr * factor(training.schedule, done, total=total)
-            losses.append(step(batch, streams=streams.fork(f"step-{done}")))
+            value, run.kept = step(batch, kept=run.kept, streams=streams.fork(f"step-{done}"))
+            losses.append(value)
             run.optimizer.step()
             progress(_NAME, done + 1, total)
 
@@ -209,15 +212,16 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _finish(run: Run, base: nn.Module) -> Trained:
+def _finish(run: Run, sent: nn.Module) -> Trained:
+    """Fill the network that the server sends, whose parts all have their names in the trained one."""
     run.optimizer.zero_grad()
     trained = run.network.state_dict()
-    base.load_state_dict({name: trained.get(name, tensor) for name, tensor in base.state_dict().items()})
-    for module in (run.network, base):
+    sent.load_state_dict({name: trained[name] for name in sent.state_dict()})
+    for module in (run.network, sent):
         _lay_out(module.eval(), torch.contiguous_format)
     last = run.history[-1]
     return Trained(
-        model=base,
+        model=sent,
         network=run.network,
         accuracy=last.accuracy,
         loss=last.loss,
