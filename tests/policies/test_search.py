@@ -26,9 +26,10 @@ from gradveil.policies import (
 )
 from gradveil.policies._networks import make_networks, tenth
 from gradveil.policies._proposals import evolved_policies, random_policies
-from gradveil.policies.search import Watch, accuracy_rows, privacy_rows
+from gradveil.policies._scorers import Scorers, accuracy_rows, privacy_rows
+from gradveil.policies.search import Watch
 from gradveil.streams import Streams
-from gradveil.transforms import NO_POLICY, Policy, parse_policy
+from gradveil.transforms import NO_POLICY, Hybrid, Policy, parse_policy
 
 MODEL = "mlp:hidden=12,activation=tanh"
 TRAINING = Training(epochs=2, batch_size=8)
@@ -148,6 +149,38 @@ def test_leaves_out_the_privacy_score_of_rejected_policies_if_told_to() -> None:
     assert record.best == search(threshold=threshold).best
 
 
+def test_a_first_look_drops_what_misses_the_best_by_far_and_nothing_else() -> None:
+    scorers = Scorers.of(
+        make_networks(dataset(), MODEL, seed=0, folder=None, device=torch.device("cpu"), training=TRAINING),
+        dataset().test,
+        dataclasses.replace(SMALL, images=20, first_look=8, top=1),
+        runtime=Runtime(precision="float32", chunk=64),
+    )
+    plain, drawn = Policy((28,)), random_policies(SMALL, 6)
+    whole = scorers.score(drawn, "random")  # nothing to beat yet
+    assert not any(entry.dropped for entry in whole)
+    areas = scorers.privacy([Hybrid((policy,)) for policy in (plain, *drawn)]).double()
+    difference = areas[1:, :8] - areas[0, :8]
+    estimate = areas[0].mean() + difference.mean(1)
+    error = difference.std(1) * ((1 - 8 / 20) / 8) ** 0.5
+    limit = float((estimate - 4 * error).sort().values[3]) - 1e-6
+    best = ScoredPolicy(policy="3", accuracy=0.0, privacy=limit)
+    looked = scorers.score(drawn, "random", [best])
+    dropped = [entry.dropped for entry in looked]
+    assert dropped == (estimate - 4 * error > limit).tolist()
+    assert sum(dropped) == 3
+    for entry, full, guess in zip(looked, whole, estimate.tolist(), strict=True):
+        assert entry.privacy == pytest.approx(guess if entry.dropped else full.privacy, abs=1e-6)
+    assert not ranked([entry for entry in looked if entry.dropped], threshold=-1e9)
+
+
+def test_a_first_look_does_not_change_the_best() -> None:
+    whole = search(images=12, top=1, policies=40, threshold=-1e9)
+    looked = search(images=12, top=1, policies=40, threshold=-1e9, first_look=6)
+    assert [entry.policy for entry in looked.best] == [entry.policy for entry in whole.best]
+    assert any(entry.dropped for entry in looked.scored)
+
+
 def test_spends_the_budget_again_while_too_few_pass() -> None:
     record = search(policies=4, extensions=2, threshold=0.0)
     assert len(record.scored) == 1 + 3 * 4
@@ -221,11 +254,21 @@ def test_refuses_what_cannot_be_searched() -> None:
     alone = dataclasses.replace(dataset(1), classes=("only", "never"))
     with pytest.raises(DataError, match="at least two classes"):
         search_policies(alone, MODEL, settings=SMALL, training=TRAINING)
-    for field, value in (("policies", 0), ("length", 0), ("method", "magic"), ("variant", "mine"), ("extensions", -1)):
+    for field, value in (
+        ("policies", -1),
+        ("length", 0),
+        ("method", "magic"),
+        ("variant", "mine"),
+        ("extensions", -1),
+        ("adversary", "angry"),
+        ("first_look", -1),
+    ):
         with pytest.raises(SpecError, match=field):
             dataclasses.replace(SMALL, **{field: value})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="'50' at position 1"):
         SearchSettings(include=("50",))
+    with pytest.raises(SpecError, match="include policies"):
+        SearchSettings(policies=0)
     with pytest.raises(SpecError, match="hybrid"):
         SearchSettings(include=("3+4",))
     with pytest.raises(SpecError, match="at most 1"):

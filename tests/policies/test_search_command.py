@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from gradveil.cli.search import app
-from gradveil.errors import DataError, SpecError
+from gradveil.errors import DataError, RecordError, SpecError
 from gradveil.policies import contact_sheet, read
 from gradveil.transforms import Variants, parse_policy, transform_bytes
 
@@ -50,6 +50,11 @@ def test_says_what_to_do_where_nothing_passes(tmp_path: Path) -> None:
         (["--settings", "images=0"], "images must be at least 1"),
         (["--method", "magic"], "method must be random or evolution"),
         (["--include", "3-50"], "'50' at position 3"),
+        (["--include", ""], "empty at position 1"),
+        (["--include", "3-"], "'' at position 3"),
+        (["--include", "1-2-3-4"], "has 4 operations, at most 3"),
+        (["--policies", "0"], "include policies"),
+        (["--adversary", "angry"], "adversary must be plain or aware"),
         (["--training", "lr=-1"], "lr must be above 0"),
         (["--precision", "half"], "precision must be one of"),
         (["--device", "abacus"], "device"),
@@ -58,6 +63,16 @@ def test_says_what_to_do_where_nothing_passes(tmp_path: Path) -> None:
 def test_refuses_wrong_use_in_one_sentence(arguments: list[str], complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint):
         call(*arguments)
+
+
+def test_refuses_a_data_set_of_one_class(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number in range(4):
+            file = tmp_path / "images" / split / "only" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
+    with pytest.raises(DataError, match="class"):
+        call("--dataset", f"folder:{tmp_path / 'images'},size=8", "--out", str(tmp_path / "run"), "--quiet")
 
 
 def test_shows_a_policy_as_a_contact_sheet(tmp_path: Path) -> None:
@@ -85,3 +100,24 @@ def test_the_sheet_holds_the_image_above_its_transformed_forms() -> None:
 def test_the_sheet_refuses_what_is_no_image() -> None:
     with pytest.raises(DataError, match="bytes"):
         contact_sheet(parse_policy("1"), torch.zeros(1, 3, 8, 8))
+
+
+def test_scores_the_best_of_another_search_on_this_data_set(tmp_path: Path) -> None:
+    call(*SMALL, "--out", str(tmp_path / "there"), "--quiet")
+    there = read(tmp_path / "there")
+    shown = call(*SMALL, "--seed", "1", "--transfer", str(tmp_path / "there"), "--out", str(tmp_path / "here"))
+    here = read(tmp_path / "here")
+    assert {entry.policy for entry in here.scored} == {"28", "3-1-7", *(entry.policy for entry in there.best)}
+    assert {entry.origin for entry in here.scored} == {"given"}
+    assert "policies in" in shown
+    assert "accuracy" in shown
+    with pytest.raises(RecordError, match="no search at"):
+        call(*SMALL, "--transfer", str(tmp_path / "nowhere"))
+
+
+def test_searches_against_an_adversary_who_knows_the_policy(tmp_path: Path) -> None:
+    shared = tmp_path / "networks"
+    shown = call(*SMALL, "--adversary", "aware", "--out", str(tmp_path / "run"), "--networks", str(shared))
+    assert "S_aware" in shown
+    assert all(entry.aware is not None for entry in read(tmp_path / "run").scored)
+    assert [file.name for file in shared.glob("semi-trained-*.safetensors")]

@@ -43,17 +43,20 @@ class AccuracyScorer:
         size = len(labels) // rounds
         if size < 2:
             raise DataError(f"{rounds} rounds need at least {2 * rounds} images, got {len(labels)}; take fewer rounds")
-        cut = torch.arange(rounds * size, device=labels.device).split(size)
-        chosen = tuple(_first_of_class(rows, labels) for rows in cut) if variant == "reference" else tuple(cut)
-        return cls(model=model, material=material, rounds=chosen, variant=variant, runtime=runtime)
+        cut = [list(range(start, start + size)) for start in range(0, rounds * size, size)]
+        kept = [_first_of_class(rows, labels[rows].tolist()) for rows in cut] if variant == "reference" else cut
+        # Images that no round takes are not even transformed.
+        material = material.select([row for rows in kept for row in rows])
+        chosen = torch.arange(len(material.labels), device=labels.device).split([len(rows) for rows in kept])
+        return cls(model=model, material=material, rounds=tuple(chosen), variant=variant, runtime=runtime)
 
     def __call__(self, policies: Sequence[Hybrid]) -> Tensor:
         """Return (P, R), one score per round."""
         jacobians = self._jacobians(self.material.seen(policies))
         scores = [_spread(jacobians[:, rows]) for rows in self.rounds]
-        if self.variant == "reference":
-            return torch.stack([score.sum(1) for score in scores], 1)
-        return torch.stack([score.mean(1) for score in scores], 1)
+        if self.variant == "paper":
+            scores = [score / len(rows) for score, rows in zip(scores, self.rounds, strict=True)]
+        return torch.stack(scores, 1)
 
     def _jacobians(self, seen: Tensor) -> Tensor:
         """Return (P, N, D), the gradient of the sum of all outputs by what enters the network, standardized pixels."""
@@ -72,18 +75,26 @@ class AccuracyScorer:
         return torch.cat(parts).view(*seen.shape[:2], -1)
 
 
-def _first_of_class(rows: Tensor, labels: Tensor) -> Tensor:
+def _first_of_class(rows: list[int], labels: list[int]) -> list[int]:
     """Keep the first image of each class, as the published program does."""
     first: dict[int, int] = {}
-    for row, label in zip(rows.tolist(), labels[rows].tolist(), strict=True):
+    for row, label in zip(rows, labels, strict=True):
         first.setdefault(label, row)
-    return torch.tensor(list(first.values()), device=rows.device)
+    return list(first.values())
 
 
 def _spread(jacobian: Tensor) -> Tensor:
-    """Return (P, n), the terms of Eq. 10 with the sign by which more is better, for (P, n, D)."""
+    """Return (P,), the sum of the terms of Eq. 10 with the sign by which more is better, for (P, n, D).
+
+    The terms run over eigenvalues, but their sums need none: that of the logarithms is the logarithm of a determinant,
+    that of the reciprocals the trace of an inverse, and both are read off one triangular factor.
+    """
     centred = jacobian.double() - jacobian.double().mean(2, keepdim=True)
     unit = centred / centred.norm(dim=2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    # The matrix is symmetric and has no negative eigenvalues; what rounding makes of a zero is cut off.
-    eigenvalues: Tensor = torch.linalg.eigvalsh(unit @ unit.mT).clamp(min=0) + _EPSILON
-    return -(eigenvalues.log() + 1 / eigenvalues)
+    identity = torch.eye(unit.shape[1], dtype=unit.dtype, device=unit.device)
+    # Without a check for success, which would wait for the device: with epsilon added the matrix is positive definite.
+    factor, _ = torch.linalg.cholesky_ex(unit @ unit.mT + _EPSILON * identity)
+    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
+    logarithms = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(1)
+    spread: Tensor = -logarithms - inverse.square().sum((1, 2))
+    return spread

@@ -55,11 +55,30 @@ class Material:
 
     def seen(self, policies: Sequence[Hybrid]) -> Tensor:
         """Return what a network sees under each policy, (P, N, C, H, W) in [0, 1]."""
-        count, length = len(policies), self.signs.shape[1]
-        codes = torch.stack([self._codes(policy, length) for policy in policies]).flatten(0, 1)
-        signs = self.signs.repeat(count, 1)
-        made = transform_bytes(self.images.repeat(count, 1, 1, 1), Variants(codes, signs))
+        count = len(policies)
+        made = transform_bytes(self.images.repeat(count, 1, 1, 1), self.variants(policies))
         return (made.to(self.dtype) / 255).view(count, *self.images.shape)
+
+    def private(self) -> Tensor:
+        """Return the images that policies are applied to, (N, C, H, W) in [0, 1]."""
+        return self.images.to(self.dtype) / 255
+
+    def variants(self, policies: Sequence[Hybrid]) -> Variants:
+        """Return what each image goes through under each policy, (P * N, L)."""
+        length = self.signs.shape[1]
+        codes = torch.stack([self._codes(policy, length) for policy in policies]).flatten(0, 1)
+        return Variants(codes, self.signs.repeat(len(policies), 1))
+
+    def select(self, rows: Sequence[int]) -> Self:
+        """Keep some images, with everything that was drawn for them."""
+        kept = torch.as_tensor(rows, device=self.images.device)
+        return type(self)(
+            images=self.images[kept],
+            labels=self.labels[kept],
+            signs=self.signs[kept],
+            dtype=self.dtype,
+            streams=self.streams.select(list(rows)),
+        )
 
     def starts(self) -> Tensor:
         """Return where an attack begins, (N, C, H, W) uniform in [0, 1]; one draw per image."""

@@ -78,7 +78,7 @@ def _fitness(entry: ScoredPolicy, threshold: float) -> tuple[bool, float]:
     """Return what is smaller for a better policy."""
     if entry.accuracy < threshold or entry.privacy is None:
         return True, -entry.accuracy
-    return False, entry.privacy
+    return False, entry.exposure
 
 
 def _parsed(entry: ScoredPolicy, settings: SearchSettings) -> Policy:

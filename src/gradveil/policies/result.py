@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from gradveil.errors import RecordError, SpecError
 from gradveil.record import Run
@@ -15,6 +15,7 @@ from gradveil.transforms import Hybrid, parse_policy, share_functions
 
 FILE = "search.json"
 FORMAT = 1
+Origin: TypeAlias = Literal["given", "random", "evolved"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,13 @@ class ScoredPolicy:
         privacy: S_pri; lower is more private. None where the policy was rejected before it was scored.
         privacy_error: its standard error over images.
         origin: given, random or evolved.
+        dropped: after a first look at a few images that showed it cannot be among the best; the privacy score is an
+            estimate from those.
+        aware: S_pri of an adversary who knows the policy, times the share of the image it can undo; the mean of both
+            over images, None unless such an adversary was asked for.
+        aware_error: its standard error over images.
+        undone: share of a private image that comes back from its transformed form, from 0 to 1.
+        margin: PSNR of the transformed image against the private one, minus that of a grey square, in dB.
     """
 
     policy: str
@@ -35,7 +43,17 @@ class ScoredPolicy:
     accuracy_error: float | None = None
     privacy: float | None = None
     privacy_error: float | None = None
-    origin: Literal["given", "random", "evolved"] = "random"
+    origin: Origin = "random"
+    dropped: bool = False
+    aware: float | None = None
+    aware_error: float | None = None
+    undone: float | None = None
+    margin: float | None = None
+
+    @property
+    def exposure(self) -> float:
+        """What the worse of the adversaries asked for sees; infinite where nothing is known."""
+        return max((seen for seen in (self.privacy, self.aware) if seen is not None), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +68,7 @@ class SearchRecord:
         best: those that pass, most private first, at most as many as were wanted.
         hybrid: the best ones without a common function, joined; empty where none pass.
         passed: share of the drawn policies that pass; policies that were given do not count.
+        seconds: by stage, over all resumed runs.
         run: date, timings, device, versions; None while running.
         format: of this file.
     """
@@ -61,6 +80,7 @@ class SearchRecord:
     best: list[ScoredPolicy] = field(default_factory=list)
     hybrid: str = ""
     passed: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
     run: Run | None = None
     format: int = FORMAT
 
@@ -87,15 +107,16 @@ def read(folder: Path) -> SearchRecord:
 
 
 def ranked(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredPolicy]:
-    """Sort the policies that pass the threshold, most private first.
+    """Sort the policies that pass the threshold, most private first; against both adversaries if both were asked for.
 
     Example:
         >>> some = [ScoredPolicy(policy="3", accuracy=-70, privacy=0.4), ScoredPolicy(policy="1", accuracy=-90)]
         >>> [entry.policy for entry in ranked(some, threshold=-85)]
         ['3']
     """
-    passing = [entry for entry in scored if entry.accuracy >= threshold and entry.privacy is not None]
-    return sorted(passing, key=lambda entry: (math.inf if entry.privacy is None else entry.privacy, entry.policy))
+    known = [entry for entry in scored if entry.privacy is not None and not entry.dropped]
+    passing = [entry for entry in known if entry.accuracy >= threshold]
+    return sorted(passing, key=lambda entry: (entry.exposure, entry.policy))
 
 
 def build_hybrid(policies: Sequence[str], *, size: int = 2) -> Hybrid:

@@ -10,8 +10,9 @@ from gradveil.policies.scores import THRESHOLDS
 from gradveil.transforms import LONGEST, parse_policy
 
 Method: TypeAlias = Literal["random", "evolution"]
+Adversary: TypeAlias = Literal["plain", "aware"]
 
-_COUNTS = ("policies", "length", "top", "images", "rounds", "round_size", "intervals", "batch", "population")
+_COUNTS = ("length", "top", "images", "rounds", "round_size", "intervals", "batch", "population")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class SearchSettings:
     """A search on a budget.
 
     Args:
-        policies: how many are drawn and scored (C_max); no two of them do the same.
+        policies: how many are drawn and scored (C_max); no two of them do the same; 0 scores only what is given.
         length: operations of a policy at most (k).
         top: policies wanted (n).
         method: `random` (Algorithm 1), or `evolution`: after a first random population, the rest of the budget goes to
@@ -28,6 +29,10 @@ class SearchSettings:
         threshold: accuracy score from which on a policy is kept; None takes that of the variant.
         extensions: how often the budget is spent again while fewer than `top` policies pass; Algorithm 1 never stops.
         skip_rejected: leave out the privacy score of policies below the threshold, as Algorithm 1 does.
+        adversary: `plain` scores by S_pri as published; `aware` also by what an adversary sees who knows the policy,
+            and ranks by the worse of the two.
+        first_look: images after which a policy is dropped if it misses the last of the best so far by more than four
+            standard errors; 0 scores every policy on all images.
         include: policies to score besides, such as `3-1-7`.
         singles: score every single operation besides.
         images: of the privacy score.
@@ -48,6 +53,8 @@ class SearchSettings:
     threshold: float | None = None
     extensions: int = 0
     skip_rejected: bool = False
+    adversary: Adversary = "plain"
+    first_look: int = 0
     include: tuple[str, ...] = ()
     singles: bool = False
     images: int = 100
@@ -63,9 +70,12 @@ class SearchSettings:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.extensions < 0:
-            raise SpecError(f"extensions must be at least 0, got {self.extensions}")
-        for name, kind in (("method", Method), ("variant", Variant)):
+        for name in ("policies", "extensions", "first_look"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not (self.policies or self.include or self.singles):
+            raise SpecError("a search without a budget scores only what is included, got nothing; include policies")
+        for name, kind in (("method", Method), ("variant", Variant), ("adversary", Adversary)):
             if getattr(self, name) not in typing.get_args(kind):
                 raise SpecError(f"{name} must be {' or '.join(typing.get_args(kind))}, got '{getattr(self, name)}'")
         for text in self.include:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradveil.record import Record
-from gradveil.report._words import KNOWLEDGE, cells
+from gradveil.report._words import KNOWLEDGE, cells, significant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,11 @@ def settings(record: Record) -> list[Group]:
         "Run": {"date": run.date, "device": run.device} | {f"{s}, seconds": f"{t:g}" for s, t in run.seconds.items()},
         "Versions": dict(run.versions),
     }
+    groups["Found out"] = _found_out(record)
+    if outcome.search:
+        groups["Tuning"] = _tuning(outcome.search)
+    if record.network.training:
+        groups["Training of the checkpoint"] = dict(_flat(_short(record.network.training)))
     if record.network.accuracy_of:
         groups["Attack"]["model accuracy of"] = record.network.accuracy_of
     if record.ratios:
@@ -121,7 +126,11 @@ def _knowledge(record: Record) -> str:
 def _adaptation(record: Record) -> str:
     if not record.defenses:
         return "no defense in use"
-    return "adaptive: knows the defense and uses it" if record.threat.adaptive else "not adapted to the defense"
+    if record.threat.adaptive:
+        return "adaptive: knows the defense and uses it"
+    if "defenses" in record.threat.knowledge:
+        return "knows the defense, but is not the attack that the defense names as the one to break it"
+    return "standard: does not know of the defense"
 
 
 def _case(record: Record) -> str:
@@ -155,6 +164,42 @@ def _progress(record: Record) -> dict[str, str]:
     return {"steps": shown, "diverged": f"{sum(outcome.diverged)} victims", "final objective, median": median}
 
 
+def _found_out(record: Record) -> dict[str, str]:
+    """Write what the attack learned beside the images, and what the auditor can prove, over all victims."""
+    outcome = record.outcome
+    found = {name: _spread(values) for name, values in outcome.details.items()}
+    found |= {name: f"of shape {tuple(shape)}, not in the record" for name, shape in outcome.too_large.items()}
+    found |= {f"{name} (certificate)": _spread(values) for name, values in outcome.certificate.items()}
+    reasons = record.threat.reasons
+    return found | {
+        f"who knows {name}": f"{record.threat.informed.get(name) or 'nobody'}: {reasons[name]}" for name in reasons
+    }
+
+
+def _tuning(search: Mapping[str, Any]) -> dict[str, str]:
+    """Write how settings were chosen: which won, on what, and every one that was tried."""
+    said = {name: str(value) for name, value in search.items() if name != "trials"}
+    tried = {}
+    for trial in search.get("trials", []):
+        psnr, found = float(trial["psnr"]), float(trial["identified"])
+        tried[f"tried: {trial['setting']}"] = f"{psnr:.2f} dB, {100 * found:.0f} % found first"
+    return said | tried
+
+
+def _spread(values: Sequence[Any]) -> str:
+    """Write numbers of all victims as their median and range."""
+    flat = np.asarray(values, dtype=np.float64).reshape(-1)
+    if not flat.size:
+        return "–"
+    low, middle, high = (significant(float(number)) for number in (flat.min(), np.median(flat), flat.max()))
+    return f"median {middle}, {low} to {high}" if flat.size > 1 else middle
+
+
+def _short(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave the epochs of a training to its own record."""
+    return {name: value for name, value in training.items() if name != "history"}
+
+
 def _ratios(record: Record) -> str:
     medians = sorted(float(np.median(values)) for values in record.ratios.values() if values)
     if not medians:
@@ -183,6 +228,7 @@ def _bare(record: Record, redact: bool) -> Any:
         part["nulls"] = {name: float(np.mean(values)) for name, values in part["nulls"].items() if values}
     if redact:
         content |= {"labels": [], "images": ""}
+        content["outcome"] |= {"details": {}}
     return _finite(content)
 
 

@@ -65,7 +65,12 @@ def _cell_fields(row: Row) -> Flat:
         "model_accuracy": row.accuracy,
         "labels_granted": row.labels_granted,
         "label_accuracy": row.label_accuracy,
+        **{f"{colour}_layers": _count(row, colour) for colour in ("green", "white", "red")},
     }
+
+
+def _count(row: Row, colour: str) -> int:
+    return sum(found == colour for found in row.regions.values())
 
 
 def _metric_fields(row: Row, name: str) -> Flat:

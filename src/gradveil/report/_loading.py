@@ -50,13 +50,15 @@ def _natural(folder: Path) -> list[tuple[int, str]]:
 
 
 def _place(record: Record) -> tuple[int, ...]:
-    """Find a cell in the grid of its own spec; nothing if the spec names no grid."""
+    """Find a cell in the grid of its own spec, informed adversaries last; nothing if the spec names no grid."""
     grid, cell = record.spec.get("audit", {}), record.spec.get("cell", {})
-    axes = {"models": "model", "states": "state", "defenses": "defenses", "attacks": "attack"}
+    axes = {"models": "model", "states": "state", "defenses": "defenses"}
     try:
-        return tuple(grid[many].index(cell[one]) for many, one in axes.items())
+        place = tuple(grid[many].index(cell[one]) for many, one in axes.items())
+        listed = len(grid["attacks"]) if cell.get("adaptive") else grid["attacks"].index(cell["attack"])
     except (KeyError, ValueError):
         return ()
+    return (*place, listed)
 
 
 def _read_images(folder: Path, record: Record) -> Images:

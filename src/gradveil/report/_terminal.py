@@ -25,19 +25,23 @@ def to_rich(rows: Sequence[Row]) -> Table:
         >>> to_rich([]).row_count
         0
     """
-    shared = _shared(rows)
+    networks, attacks = {f"{row.model}, {row.state}" for row in rows}, {row.attack for row in rows}
+    shared = len(networks) == 1
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, caption_justify="left")
     if shared:
-        table.title, table.title_justify = Text(shared, style="bold"), "left"
+        who = f"{spaced(min(attacks))} on " if len(attacks) == 1 else ""
+        table.title, table.title_justify = Text(f"{who}{min(networks)}", style="bold"), "left"
     table.add_column("", no_wrap=True)
-    for heading in ("defense", "" if shared else "attack, model"):
-        table.add_column(heading, overflow="fold", ratio=None if shared else 1)
+    alone = shared and len(attacks) == 1
+    for heading in ("defense", "" if alone else "attack" if shared else "attack, model"):
+        table.add_column(heading, overflow="fold", ratio=None if alone else 1)
     for heading in ("PSNR\nmean", "\nworst", "SSIM\nmean", "\nworst", "found\nfirst", "labels\nfound", "model\nacc."):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", width=9)
 
     for row in rows:
-        table.add_row(*_cell(row, "" if shared else f"{_attack(row)}\n{row.model}, {row.state}"))
+        attack = _informed(row) if alone else _attack(row)
+        table.add_row(*_cell(row, attack if shared else f"{attack}\n{row.model}, {row.state}"))
     table.add_section()
     for line in null_lines(rows):
         table.add_row(*_null(line, len(rows)), style="dim")
@@ -45,14 +49,12 @@ def to_rich(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _shared(rows: Sequence[Row]) -> str:
-    """Return the attack and the network that all rows have in common; empty if they differ."""
-    found = {f"{spaced(row.attack)} on {row.model}, {row.state}" for row in rows}
-    return found.pop() if len(found) == 1 else ""
-
-
 def _attack(row: Row) -> str:
-    return f"{spaced(row.attack)}{' (adaptive)' if row.adaptive else ''}"
+    return f"{spaced(row.attack)} {_informed(row)}".strip()
+
+
+def _informed(row: Row) -> str:
+    return "(informed)" if row.adaptive else ""
 
 
 def _cell(row: Row, attack: str) -> list[Text | str]:
@@ -61,8 +63,8 @@ def _cell(row: Row, attack: str) -> list[Text | str]:
         str(row.number),
         Text(spaced(row.defense)),
         Text(attack),
-        *_scores(_find(row.metrics, "psnr"), decimals=1),
-        *_scores(_find(row.metrics, "ssim"), decimals=2),
+        *_scores(find_metric(row.metrics, "psnr"), decimals=1),
+        *_scores(find_metric(row.metrics, "ssim"), decimals=2),
         percent(row.identification[found[0]].rate if found else None),
         labels(row),
         percent(row.accuracy),
@@ -76,7 +78,7 @@ def _scores(metric: MetricRow | None, *, decimals: int) -> list[str]:
 
 
 def _null(line: NullLine, total: int) -> list[str]:
-    psnr, ssim = _find(line.means, "psnr"), _find(line.means, "ssim")
+    psnr, ssim = find_metric(line.means, "psnr"), find_metric(line.means, "ssim")
     rates = [line.rates[view] for view in preferred(line.rates, VERDICT_VIEWS)]
     means = [number(psnr, decimals=1), "", number(ssim, decimals=2), ""]
     return [
@@ -96,6 +98,11 @@ def _caption(rows: Sequence[Row]) -> Text | None:
     return Text("\n".join(failed), style="yellow") if failed else None
 
 
-def _find(items: Mapping[str, _T], name: str) -> _T | None:
-    """Find a metric by its plain name, whatever its settings."""
+def find_metric(items: Mapping[str, _T], name: str) -> _T | None:
+    """Find a metric by its plain name, whatever its settings.
+
+    Example:
+        >>> find_metric({"ssim:window=7": 0.5}, "ssim")
+        0.5
+    """
     return next((item for key, item in items.items() if key.partition(":")[0] == name), None)

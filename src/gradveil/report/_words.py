@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from gradveil.report._verdicts import VERDICT_METRICS, VERDICT_VIEWS, preferred
 from gradveil.report.tables import Row
 
 NULL_LABELS: Mapping[str, str] = MappingProxyType(
@@ -40,6 +41,16 @@ def number(value: float | None, *, unit: str = "", decimals: int | None = None) 
     small = decimals is None and not unit and 0 < abs(value) < 0.001
     places = (2 if unit else 3) if decimals is None else decimals
     return (f"{value:.2g}" if small else f"{value:.{places}f}").replace("-", "−")
+
+
+def significant(value: float) -> str:
+    """Write a number of any size to three digits.
+
+    Example:
+        >>> significant(0.12345), significant(1234567.0), significant(math.inf)
+        ('0.123', '1.23e+06', '∞')
+    """
+    return "∞" if value == math.inf else f"{value:.3g}".replace("nan", "–")
 
 
 def percent(value: float | None) -> str:
@@ -89,6 +100,21 @@ def outcome(row: Row) -> str:
     if row.verdict is None:
         return "undecided"
     return "LEAKS" if row.verdict.leaks else "no leak shown"
+
+
+def first_score(row: Row) -> str:
+    """Write the mean of the first metric of the verdict, with its name and unit."""
+    names = preferred(row.metrics, VERDICT_METRICS)
+    if not names:
+        return "–"
+    metric = row.metrics[names[0]]
+    return f"{metric.title} {number(metric.summary.mean, unit=metric.unit)} {metric.unit}".strip()
+
+
+def first_rate(row: Row) -> str:
+    """Write the share of private images found first, in the view of the verdict."""
+    views = preferred(row.identification, VERDICT_VIEWS)
+    return percent(row.identification[views[0]].rate) if views else "–"
 
 
 def null_label(name: str) -> str:

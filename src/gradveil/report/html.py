@@ -13,8 +13,10 @@ from gradveil.record import Record
 from gradveil.report import _words
 from gradveil.report._context import Fact, Group, download, numbers, settings, threat_facts
 from gradveil.report._flat import to_csv
+from gradveil.report._layers import Layer, layers, tally
 from gradveil.report._loading import cell_folders, load_records, load_run
 from gradveil.report._nulls import NullLine, null_lines
+from gradveil.report._pairs import Pair, pairs
 from gradveil.report._verdicts import VERDICT_METRICS, preferred
 from gradveil.report.figures import Plot, plots
 from gradveil.report.pictures import Grid, grid
@@ -30,11 +32,15 @@ class Cell:
         row: its statistics.
         grid: its pictures, None if there are none to show.
         settings: all of them.
+        layers: that a defense changed.
+        tally: of their regions, in words.
     """
 
     row: Row
     grid: Grid | None
     settings: Sequence[Group]
+    layers: Sequence[Layer]
+    tally: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class Page:
         unfinished: cells without a record.
         worst: cell for privacy.
         defenses: the verdict of each.
+        pairs: the standard adversary beside the informed one.
         facts: of the threat model.
         metrics: of the table, by name; those of the verdict first.
         first: how many of them the verdict rests on.
@@ -59,6 +66,7 @@ class Page:
         plots: shown at once.
         more_plots: shown on request.
         cells: all of them.
+        changed: one cell for each network that defenses changed the gradients of.
         json: the numbers as a link.
         csv: the table as a link.
     """
@@ -71,6 +79,7 @@ class Page:
     unfinished: int
     worst: Row | None
     defenses: Sequence[Overall]
+    pairs: Sequence[Pair]
     facts: Sequence[Fact]
     metrics: Mapping[str, MetricRow]
     first: int
@@ -80,6 +89,7 @@ class Page:
     plots: Sequence[Plot]
     more_plots: Sequence[Plot]
     cells: Sequence[Cell]
+    changed: Sequence[Cell]
     json: str
     csv: str
 
@@ -146,6 +156,7 @@ def _page(
     unfinished: int,
 ) -> Page:
     rows, drawn = summarize(records), plots(records)
+    cells = [_cell(row, record, arrays) for row, record, arrays in zip(rows, records, images, strict=True)]
     first = preferred([plot.name for plot in drawn], VERDICT_METRICS)
     return Page(
         name=shlex.quote(name),
@@ -156,6 +167,7 @@ def _page(
         unfinished=unfinished,
         worst=worst(rows),
         defenses=overall(rows),
+        pairs=pairs(rows),
         facts=threat_facts(records),
         metrics=_columns(rows, first),
         first=len(first),
@@ -164,13 +176,22 @@ def _page(
         nulls=null_lines(rows),
         plots=[plot for plot in drawn if plot.name in first],
         more_plots=[plot for plot in drawn if plot.name not in first],
-        cells=[
-            Cell(row=row, grid=grid(record, arrays), settings=settings(record))
-            for row, record, arrays in zip(rows, records, images, strict=True)
-        ],
+        cells=cells,
+        changed=_changed(cells),
         json=download(numbers(records, redact=redact), "application/json"),
         csv=download(to_csv(rows), "text/csv"),
     )
+
+
+def _cell(row: Row, record: Record, images: Mapping[str, npt.NDArray[np.uint8]]) -> Cell:
+    found = layers(record)
+    return Cell(row=row, grid=grid(record, images), settings=settings(record), layers=found, tally=tally(found))
+
+
+def _changed(cells: Sequence[Cell]) -> list[Cell]:
+    """Keep one of the cells whose clients shared the same: standard and informed adversaries see the same updates."""
+    found = {(cell.row.defenses, cell.row.model, cell.row.state, tuple(cell.layers)): cell for cell in reversed(cells)}
+    return [cell for cell in reversed(list(found.values())) if cell.layers]
 
 
 def _columns(rows: Sequence[Row], first: Sequence[str]) -> dict[str, MetricRow]:

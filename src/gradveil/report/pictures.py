@@ -11,13 +11,16 @@ from PIL import Image
 
 from gradveil.record import Record
 from gradveil.report._verdicts import VERDICT_METRICS, VERDICT_VIEWS, preferred
-from gradveil.report._words import number
+from gradveil.report._words import number, significant
 
 SHOWN, MOST = 16, 64
 """Samples shown at once, and at most, per cell."""
 
 PIXELATED, LARGEST = 64, 128
 """Images up to the first side are embedded exactly, as PNG; larger ones as JPEG of at most the second side."""
+
+FEW = 4
+"""Numbers of a detail that are shown below a picture."""
 
 _COLUMNS = {"private": "private", "protected": "model saw", "guess": "reconstruction"}
 
@@ -165,4 +168,15 @@ def _scores(record: Record, victim: int, sample: int) -> tuple[str, ...]:
     for view in preferred(record.identification, VERDICT_VIEWS)[:1]:
         found = record.identification[view]
         words.append(f"rank {found.ranks[victim][sample] + 1:g} of {found.decoys + 1:,}")
-    return tuple(words)
+    return (*words, *_found_out(record, victim))
+
+
+def _found_out(record: Record, victim: int) -> list[str]:
+    """Write what the attack learned of one victim beside its images, where it is a few numbers."""
+    found = record.outcome.details | record.outcome.certificate
+    own = {name: np.asarray(values[victim], dtype=np.float64).reshape(-1) for name, values in found.items()}
+    return [
+        f"{name} {', '.join(significant(float(value)) for value in values)}"
+        for name, values in own.items()
+        if 0 < values.size <= FEW
+    ]

@@ -76,6 +76,9 @@ class Row:
         label_accuracy: share of labels that the attack guessed, None if it guessed none.
         labels_granted: whether the adversary was told the labels.
         accuracy: of the model in [0, 1], None if unknown.
+        informed: by defense, the attack that knows how to use it, empty for none.
+        reasons: by defense, why it is that one, or why there is none.
+        regions: green, white or red by layer.
         verdict: None for a failed cell, and where nothing was scored that could decide.
         error: why the cell failed, on one line; empty if it is done.
     """
@@ -94,6 +97,9 @@ class Row:
     label_accuracy: float | None
     labels_granted: bool
     accuracy: float | None
+    informed: Mapping[str, str]
+    reasons: Mapping[str, str]
+    regions: Mapping[str, str]
     verdict: Verdict | None
     error: str
 
@@ -185,6 +191,9 @@ def _row(number: int, record: Record) -> Row:
         label_accuracy=float(np.mean(outcome.label_accuracy)) if done and outcome.label_accuracy else None,
         labels_granted=outcome.labels_granted,
         accuracy=network.accuracy,
+        informed=record.threat.informed,
+        reasons=record.threat.reasons,
+        regions=record.regions,
         verdict=verdict(record) if done else None,
         error="" if done else _one_line(record.error) or "unknown error",
     )

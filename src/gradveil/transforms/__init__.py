@@ -10,6 +10,7 @@ from gradveil.transforms.applying import (
     draw_signs,
     draw_variants,
     draw_views,
+    smooth_transformation,
     transform_bytes,
     transform_smoothly,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "draw_views",
     "parse_policy",
     "share_functions",
+    "smooth_transformation",
     "to_bytes",
     "transform_bytes",
     "transform_smoothly",

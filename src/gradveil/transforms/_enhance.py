@@ -78,8 +78,8 @@ def _luma_bytes(images: Tensor) -> Tensor:
 def _luma_smooth(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
-    weights = torch.tensor(_LUMA, device=images.device, dtype=images.dtype).view(3, 1, 1) / 65536
-    return (images * weights).sum(1, keepdim=True)
+    red, green, blue = (part / 65536 * images[:, i : i + 1] for i, part in enumerate(_LUMA))
+    return red + green + blue
 
 
 def _weighted_sum(images: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ def translate_x(images: Tensor, fraction: float, signs: Tensor) -> Tensor:
     """
     width = images.shape[-1]
     # An output pixel x takes the input pixel below its centre x + 0.5, moved by the offset.
-    there = torch.tensor([math.floor(fraction * width + 0.5), math.floor(0.5 - fraction * width)], device=images.device)
-    source = torch.arange(width, device=images.device) + there[(signs < 0).long()][:, None]
+    there = torch.where(signs < 0, math.floor(0.5 - fraction * width), math.floor(fraction * width + 0.5))
+    source = torch.arange(width, device=images.device) + there[:, None]
     inside = (source >= 0) & (source < width)
     moved = images.gather(3, source.clamp(0, width - 1)[:, None, None].expand(images.shape))
     return moved.where(inside[:, None, None], 0)
@@ -94,7 +94,7 @@ def _rotated(images: Tensor, degrees: float, *, fill: float) -> Tensor:
     columns, rows = _rotation_sources(height, width, degrees, images.device)
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     turned = images[..., rows.clamp(0, height - 1), columns.clamp(0, width - 1)]
-    return turned.where(inside, torch.tensor(fill, dtype=images.dtype, device=images.device))
+    return turned.where(inside, fill)
 
 
 def _rotation_sources(height: int, width: int, degrees: float, device: torch.device) -> tuple[Tensor, Tensor]:

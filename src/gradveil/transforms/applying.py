@@ -1,6 +1,7 @@
 """Applying operations to many images at once, each with its own operations and signs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
@@ -56,7 +57,8 @@ def transform_bytes(images: Tensor, variants: Variants) -> Tensor:
     if images.dtype != torch.uint8:
         raise DataError(f"exact transformations take bytes, got {images.dtype}; use to_bytes or transform_smoothly")
     _check(images)
-    return _by_place(images, variants, lambda some, code, signs: _kind(code).exact(some, _value(code), signs))
+    places = _places(variants, images.device)
+    return _by_place(images, places, lambda some, code, signs: _kind(code).exact(some, _value(code), signs))
 
 
 def transform_smoothly(images: Tensor, variants: Variants) -> Tensor:
@@ -69,8 +71,25 @@ def transform_smoothly(images: Tensor, variants: Variants) -> Tensor:
         images: (N, C, H, W) of 1 or 3 channels.
         variants: codes and signs (N, L).
     """
-    _check(images)
-    return _by_place(images, variants, lambda some, code, signs: _kind(code).smooth(some, _value(code), signs))
+    return smooth_transformation(variants, device=images.device)(images)
+
+
+def smooth_transformation(variants: Variants, *, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Prepare `transform_smoothly` for many calls, none of which waits for the device, so that it can be captured.
+
+    Example:
+        >>> to_the_left = Variants(torch.tensor([[3]]), torch.tensor([[1]]))
+        >>> move = smooth_transformation(to_the_left, device=torch.device("cpu"))
+        >>> move(torch.ones(1, 1, 4, 4))[0, 0, 3].tolist()
+        [1.0, 1.0, 0.0, 0.0]
+    """
+    places = _places(variants, device)
+
+    def transform(images: Tensor) -> Tensor:
+        _check(images)
+        return _by_place(images, places, lambda some, code, signs: _kind(code).smooth(some, _value(code), signs))
+
+    return transform
 
 
 def all_variants(hybrid: Hybrid) -> Variants:
@@ -134,25 +153,52 @@ def crop_flip(images: Tensor, views: Views) -> Tensor:
 _Apply = Callable[[Tensor, int, Tensor], Tensor]
 
 
-def _by_place(images: Tensor, variants: Variants, apply: _Apply) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One operation of every image, sorted by operation once.
+
+    Args:
+        codes: the operations, -1 for none.
+        counts: images of each.
+        signs: (N,) in sorted order.
+        order: (N,) which image comes where; None if all have the same operation.
+        back: (N,) where each image went.
+    """
+
+    codes: tuple[int, ...]
+    counts: tuple[int, ...]
+    signs: Tensor
+    order: Tensor | None = None
+    back: Tensor | None = None
+
+    @classmethod
+    def of(cls, codes: Tensor, signs: Tensor, device: torch.device) -> "_Place":
+        """Sort (N,) codes and signs of the host."""
+        present, counts = codes.unique(return_counts=True)
+        if len(present) == 1:
+            return cls((int(present),), (len(codes),), signs.to(device))
+        order = codes.argsort(stable=True)
+        found, numbers = tuple(present.tolist()), tuple(counts.tolist())
+        return cls(found, numbers, signs[order].to(device), order.to(device), order.argsort().to(device))
+
+    def change(self, images: Tensor, apply: _Apply) -> Tensor:
+        """Apply each operation to its own images, and put them back in order."""
+        if self.order is None or self.back is None:
+            return images if self.codes[0] < 0 else apply(images, self.codes[0], self.signs)
+        parts = zip(self.codes, images[self.order].split(self.counts), self.signs.split(self.counts), strict=True)
+        return torch.cat([some if code < 0 else apply(some, code, own) for code, some, own in parts])[self.back]
+
+
+def _places(variants: Variants, device: torch.device) -> list[_Place]:
+    codes, signs = variants.codes.cpu(), variants.signs.cpu()
+    return [_Place.of(codes[:, place], signs[:, place], device) for place in range(codes.shape[1])]
+
+
+def _by_place(images: Tensor, places: list[_Place], apply: _Apply) -> Tensor:
     """Apply the first operation of every image, then the second, and so on."""
-    codes, signs = variants.codes.cpu(), variants.signs.to(images.device)
-    for place in range(codes.shape[1]):
-        images = _by_operation(images, codes[:, place], signs[:, place], apply)
+    for place in places:
+        images = place.change(images, apply)
     return images
-
-
-def _by_operation(images: Tensor, codes: Tensor, signs: Tensor, apply: _Apply) -> Tensor:
-    """Sort images by their operation, apply each operation to its own, and put them back in order."""
-    present, counts = codes.unique(return_counts=True)
-    if len(present) == 1:
-        return images if int(present) < 0 else apply(images, int(present), signs)
-    order = codes.argsort(stable=True).to(images.device)
-    groups = zip(
-        present.tolist(), images[order].split(counts.tolist()), signs[order].split(counts.tolist()), strict=True
-    )
-    done = torch.cat([some if code < 0 else apply(some, code, own) for code, some, own in groups])
-    return done[order.argsort()]
 
 
 def _kind(code: int) -> Kind:
