@@ -5,21 +5,37 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_clients import CLASSES, EVERYTHING, SIZE, VICTIMS, Mirror, Negate, network, private
+from tiny_clients import (
+    CLASSES,
+    EVERYTHING,
+    SIZE,
+    VICTIMS,
+    Mirror,
+    Negate,
+    SecretBias,
+    SecretShift,
+    ServerScale,
+    Twice,
+    autograd,
+    network,
+    private,
+)
 from torch import Tensor, nn
 from typing_extensions import override
 
+from gradveil._regions import perturbation_ratios, regions
 from gradveil._scoring import Reference
-from gradveil.attacks import Attack, InvertingGradients
-from gradveil.auditing import Audit, Judging, attack_and_judge, audit, perturbation_ratios
-from gradveil.client import Client, step
+from gradveil._serving import Granted, serve
+from gradveil.attacks import ActiveAttack, Analytic, Attack, Imprint, InvertingGradients, TrapWeights
+from gradveil.auditing import Audit, Judging, attack_and_judge, audit
+from gradveil.client import Client
 from gradveil.defenses import Adversary, DataDefense, Defense, GaussianNoise, Pruning
 from gradveil.engine import Runtime
 from gradveil.errors import KnowledgeError
 from gradveil.metrics import MSE, PSNR
 from gradveil.record import Numbers
 from gradveil.streams import Streams
-from gradveil.types import Batch, Knowledge, Observation, Paper, Protected, Reconstruction
+from gradveil.types import Auxiliary, Batch, Knowledge, LocalTraining, Observation, Paper, Protected, Reconstruction
 
 PAPER = Paper(title="a test", authors="nobody", year=2024, url="")
 
@@ -165,8 +181,8 @@ def test_with_a_reference_every_score_stands_beside_its_null_lines() -> None:
 
 def judged(attack: Attack, judging: Judging, batch: Batch | None = None, **settings: Any) -> Audit:
     client = Client(model=network(), loss=F.cross_entropy, **settings)
-    taken = step(batch or private(), client, streams=Streams(seed=0, purpose="client"))
-    return attack_and_judge(taken, attack, judging=judging, seed=0, runtime=Runtime(chunk=VICTIMS))
+    served = serve(batch or private(), client, attack, granted=Granted(), seed=0)
+    return attack_and_judge(served, attack, judging=judging, seed=0, runtime=Runtime(chunk=VICTIMS))
 
 
 def test_an_extractor_adds_its_features_to_the_views() -> None:
@@ -217,7 +233,116 @@ def test_ratios_compare_the_gradient_with_what_was_done_to_it() -> None:
 
 def test_a_parameter_that_one_victim_alone_has_perturbed_has_a_ratio() -> None:
     clean, shared = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [3.0, 9.0]])
-    assert perturbation_ratios(["w"], (clean,), (shared,))["w"].tolist() == [torch.inf, 1.0]
+    assert perturbation_ratios({"w": clean}, {"w": shared})["w"].tolist() == [torch.inf, 1.0]
+
+
+@pytest.mark.parametrize("defense", [Mirror(), SecretShift(), SecretBias(), Twice()], ids=lambda d: type(d).__name__)
+def test_a_defense_before_the_update_is_compared_with_the_plain_gradient_of_the_private_batch(defense: Defense) -> None:
+    batch = private()
+    result = audited(Scripted(inputs=batch.inputs), batch, defenses=[defense, GaussianNoise(std=0.01)])
+    shared = result.step.evidence.update
+    assert list(result.ratios) == list(result.step.observation.names)
+    for victim in range(VICTIMS):
+        plain = autograd(network(), batch, victim)
+        for ratio, before, after in zip(result.ratios.values(), plain, shared, strict=True):
+            torch.testing.assert_close(ratio[victim], before.norm() / (after[victim] - before).norm())
+
+
+def test_parameters_that_the_plain_network_does_not_have_are_not_compared() -> None:
+    assert audited(Scripted(inputs=private().inputs), defenses=[ServerScale()]).ratios == {}
+
+
+def test_what_a_defense_leaves_alone_beside_what_it_changes_has_an_infinite_ratio() -> None:
+    one, two = torch.tensor([[1.0]]), torch.tensor([[2.0]])
+    ratios = perturbation_ratios({"a": one, "b": one, "d": one}, {"a": one, "b": two, "c": two})
+    assert {name: ratio.tolist() for name, ratio in ratios.items()} == {"a": [torch.inf], "b": [1.0]}
+    assert perturbation_ratios({"a": one}, {"a": one}) == {}
+
+
+def test_shared_weights_are_compared_by_their_change() -> None:
+    attack = Scripted(inputs=private().inputs)
+    changes, weights = (
+        audited(attack, defenses=[Twice()], local=LocalTraining(lr=0.5, shares=shares)).ratios
+        for shares in ("difference", "weights")
+    )
+    for name, ratio in changes.items():
+        torch.testing.assert_close(weights[name], ratio)
+
+
+def test_a_layer_is_placed_by_its_bias_and_by_its_weights_if_that_was_left_alone() -> None:
+    ratios = {
+        "a.weight": torch.tensor([50.0, 60.0, 70.0]),
+        "a.bias": torch.tensor([0.1, 0.9, 500.0]),
+        "b.weight": torch.tensor([1.0, 9.9, 10.0]),
+        "b.bias": torch.full((3,), torch.inf),
+        "c.weight": torch.tensor([10.0, 10.0, 0.0]),
+        "scale": torch.tensor([torch.inf] * 3),
+    }
+    assert regions(ratios) == {"a": "green", "b": "white", "c": "red", "scale": "red"}
+
+
+# Malicious servers
+
+
+def flat(width: int = 200) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(32, width), nn.ReLU(), nn.Linear(width, CLASSES)).double()
+
+
+@pytest.mark.parametrize("attack", [Imprint(bins=400), TrapWeights()], ids=lambda attack: type(attack).__name__)
+def test_clients_train_on_the_network_that_a_malicious_server_sends(attack: ActiveAttack) -> None:
+    model, batch = flat(), private()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    public = Auxiliary(inputs=reference().inputs)
+    settings = {"auxiliary": public, "knowledge": Knowledge.AUXILIARY}
+    result = audit(batch, model, F.cross_entropy, attack=attack, metrics=(PSNR(),), **settings)  # type: ignore[arg-type]
+    sent = result.step.observation.model
+    assert sent is not model
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert any(not torch.equal(tensor, before.get(name, torch.zeros(0))) for name, tensor in sent.state_dict().items())
+    exact = sum(value > 60 for row in result.scores["psnr"].private for value in row)
+    assert exact >= VICTIMS * SIZE // 2
+
+
+def test_public_images_reach_the_server_only_if_they_were_granted() -> None:
+    public = Auxiliary(inputs=reference().inputs)
+    with pytest.raises(KnowledgeError, match="imprint takes its bins from auxiliary images"):
+        audit(private(), flat(), F.cross_entropy, attack=Imprint(), auxiliary=public)
+    granted = audited(Scripted(inputs=private().inputs), auxiliary=public, knowledge=Knowledge.AUXILIARY)
+    assert granted.step.observation.auxiliary is public
+    assert audited(Scripted(inputs=private().inputs), auxiliary=public).step.observation.auxiliary is None
+
+
+def test_an_honest_server_sends_the_network_as_it_is() -> None:
+    model = network()
+    result = audit(private(), model, F.cross_entropy, attack=Scripted(inputs=private().inputs))
+    assert result.step.observation.model is model
+
+
+# Certificates
+
+
+def test_the_auditor_certifies_with_the_plain_update_what_the_attack_cannot() -> None:
+    batch = Batch(private().inputs[:, :1], private().labels[:, :1])
+    clean, noisy = (
+        audit(batch, flat(), F.cross_entropy, attack=Analytic(), defenses=defenses, metrics=(MSE(),))
+        for defenses in ((), (GaussianNoise(std=1e-4),))
+    )
+    assert torch.equal(clean.certificate["condition"], torch.zeros(VICTIMS).double())
+    plain = [autograd(flat(), batch, victim) for victim in range(VICTIMS)]
+    shared = noisy.step.evidence.update
+    for victim, (weight, bias, *_) in enumerate(plain):
+        condition = (shared[1][victim] - bias).norm() / bias.norm()
+        relative = (shared[0][victim] - weight).norm() / weight.norm()
+        torch.testing.assert_close(noisy.certificate["condition"][victim], condition)
+        torch.testing.assert_close(noisy.certificate["error bound"][victim], (condition + relative) / (1 - condition))
+        error = (noisy.guess.inputs[victim] - batch.inputs[victim]).norm() / batch.inputs[victim].norm()
+        assert error <= noisy.certificate["error bound"][victim]
+
+
+def test_an_attack_that_proves_nothing_has_no_certificate() -> None:
+    assert audited(Scripted(inputs=private().inputs)).certificate == {}
 
 
 @pytest.mark.parametrize("defenses", [(), (GaussianNoise(std=0.01), Pruning(fraction=0.5))], ids=["none", "two"])

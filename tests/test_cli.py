@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 import gradveil.cli
 from gradveil import data
+from gradveil.attacks import attacks
 from gradveil.cli import app
+from gradveil.cli.listing import QUESTIONS, card
 from gradveil.report import load_run
 
 AUDIT = "audit --model mlp:hidden=16 --victims 2 --attack inverting-gradients:steps=2 --metric psnr --device cpu"
@@ -89,8 +91,30 @@ def test_json_for_machines_is_all_that_is_printed(tmp_path: Path) -> None:
     facts = json.loads(result.stdout, parse_constant=refuse)
     assert facts["folder"] == "run"
     assert facts["report"] == "run/report.html"
-    assert [cell["defenses"] for cell in facts["cells"]] == ["none", "clipping"]
+    shown = [(cell["defenses"], cell["adaptive"]) for cell in facts["cells"]]
+    assert shown == [("none", False), ("clipping", False), ("clipping", True)]
     assert all(isinstance(cell["psnr_mean"], float) for cell in facts["cells"])
+
+
+def test_the_informed_adversary_stands_beside_the_standard_one_unless_told_otherwise(tmp_path: Path) -> None:
+    result = ok(f"{AUDIT} --defense pruning --adversary bayes-optimal:steps=1 --out both --quiet")
+    assert "standard and informed adversary" in result.stdout
+    assert [made.attack for _, made, _ in load_run(tmp_path / "both")][1] == "bayes-optimal:steps=1"
+    assert "Standard and informed adversary, side by side" in (tmp_path / "both" / "report.html").read_text()
+    ok(f"{AUDIT} --defense pruning --no-adaptive --out one --quiet")
+    ((_, made, _),) = load_run(tmp_path / "one")
+    assert "defenses" in made.threat.knowledge
+
+
+@pytest.mark.parametrize("attack", ["imprint", "trap-weights"])
+def test_a_malicious_server_is_audited(attack: str, tmp_path: Path) -> None:
+    line = f"audit --attack {attack} --model mlp:hidden=200 --victims 1 --batch-size 4 --metric psnr --device cpu"
+    assert "LEAKS" in ok(f"{line} --out run --quiet").stdout
+    ((_, made, _),) = load_run(tmp_path / "run")
+    assert made.threat.server == "malicious"
+    assert max(made.scores["psnr"].private[0]) > 60
+    assert "malicious server: may change the model" in (tmp_path / "run" / "report.html").read_text()
+    assert json.loads(ok(f"{line} --dry-run --json").stdout)[0]["attack_seconds"] >= 0
 
 
 @pytest.mark.parametrize("flag", ["", "--json"])
@@ -149,6 +173,24 @@ def test_everything_that_is_in_can_be_listed(kind: str) -> None:
     assert rows[0]["name"][:8] in ok(f"list {kind}").stdout
 
 
+@pytest.mark.parametrize("kind", ["attacks", "defenses"])
+def test_every_attack_and_defense_has_a_card_that_can_be_shown(kind: str) -> None:
+    for row in json.loads(ok(f"list {kind} --json").stdout):
+        facts = json.loads(ok(f"list {kind} {row['name']} --json").stdout)
+        assert all(len(facts.get(words, "")) > 5 for words in QUESTIONS.values()), row["name"]
+        assert facts["what it does"].startswith(row["what it does"])
+        assert facts["settings"].keys() == row["settings"].keys()
+
+
+def test_a_card_says_what_the_settings_mean() -> None:
+    shown = " ".join(ok("list attacks dlg").stdout.split())
+    assert "Zhu" in shown
+    assert "outer L-BFGS steps" in shown
+    settings = card(attacks, "inverting-gradients")["settings"]
+    assert settings["labels"].startswith("optimized: how unknown labels of a batch are found")
+    assert settings["labels"].endswith("recovery.")
+
+
 def test_data_sets_are_listed_and_explained() -> None:
     found = {row["name"]: row["present"] for row in json.loads(ok("data --json --data-dir nowhere").stdout)}
     assert found["digits"] is True
@@ -162,10 +204,18 @@ def test_a_network_is_trained_kept_and_audited(tmp_path: Path) -> None:
     line = "train net/model.safetensors --model mlp:hidden=16 --settings epochs=2,batch_size=256 --device cpu"
     result = ok(f"{line} --defense gaussian-noise:std=1e-3")
     assert "after 2 epochs" in result.stdout
-    assert [file.name for file in (tmp_path / "net").iterdir()] == ["model.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "net").iterdir()) == ["model.json", "model.safetensors"]
+    said = json.loads((tmp_path / "net" / "model.json").read_text())
+    assert (said["model"], said["dataset"], said["defenses"]) == ("mlp:hidden=16", "digits", "gaussian-noise:std=1e-3")
+    assert (said["seed"], said["recipe"]["epochs"], len(said["history"])) == (0, 2, 2)
+    assert said["history"][-1]["accuracy"] == said["accuracy"]
+    assert said["seconds"] > 0
+    assert said["device"].startswith("CPU")
+    assert said["versions"]["torch"]
     ok(f"{AUDIT} --state checkpoint:net/model.safetensors --out run --quiet")
     ((_, made, _),) = load_run(tmp_path / "run")
-    assert made.network.accuracy_of == "the checkpoint (gaussian-noise:std=1e-3)"
+    assert made.network.accuracy_of == "the checkpoint (gaussian-noise:std=1e-3); its training: model.json"
+    assert made.network.training == said
 
 
 def test_the_attack_is_timed(tmp_path: Path) -> None:
@@ -199,6 +249,11 @@ MISTAKES = {
     f"{SHORT} --defense prunning": "no defense called 'prunning'; did you mean pruning",
     f"{SHORT} --defense pruning:fraction=2": "fraction must be at least 0 and below 1",
     f"{SHORT} --defense pruning:fraction=half": "fraction must be of type float, got 'half'",
+    f"{SHORT} --defense 'soteria + dp-sgd'": "one step can be computed in one way only, got soteria and dp-sgd",
+    f"{SHORT} --auxiliary digits --knowledge labels": "auxiliary is for an adversary who has public material",
+    f"{SHORT} --adversary dgl": "no attack called 'dgl'; did you mean dlg",
+    "list attacks dgl": "no attack called 'dgl'; did you mean dlg",
+    "train m.safetensors --defense soteria --defense dp-sgd": "one step can be computed in one way only",
     f"{SHORT} --metric psrn": "no metric called 'psrn'; did you mean psnr",
     f"{SHORT} --knowledge lables": "no knowledge called 'lables'; did you mean labels",
     f"{SHORT} --precision x": "precision must be one of float32, tf32, bf16, got 'x'",
@@ -242,6 +297,8 @@ FAILURES = {
     f"{SHORT} --out bad.toml": "bad.toml/spec.toml cannot be written",
     "report nowhere": "there is no finished cell in nowhere; name a run folder",
     "report bad.toml": "there is no finished cell in bad.toml",
+    f"{SHORT} --extractor nowhere": "there is no checkpoint at nowhere",
+    f"{SHORT} --generator nowhere": "there is no checkpoint at nowhere",
     "report damaged": "damaged/record.json is not a record of GradVeil",
     "train bad.toml/m.safetensors --settings epochs=1": "cannot be written",
     "train m.safetensors --dataset folder:nowhere": "nowhere is not a folder",

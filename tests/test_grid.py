@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,18 +12,26 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from gradveil import data, record
+from gradveil import _recording, data, record, training_record
+from gradveil._networks import Prepared
+from gradveil._public_material import public_material
+from gradveil._recording import to_record
 from gradveil.attacks import InvertingGradients
 from gradveil.attacks._priors import ImageSpace
+from gradveil.auditing import audit
 from gradveil.client import observe
-from gradveil.engine import Runtime
+from gradveil.defenses import Mixup
+from gradveil.engine import Runtime, normalized
 from gradveil.errors import DataError, RecordError, SpecError
 from gradveil.grid import Settings, draw, finished, run_audit
 from gradveil.metrics import PSNR
-from gradveil.models import build
-from gradveil.models.training import Training
+from gradveil.models import build, checkpoints, generators
+from gradveil.models.training import Training, train
+from gradveil.planning import plan
 from gradveil.record import Record
+from gradveil.report import load_run
 from gradveil.spec import AuditSpec
 from gradveil.storage import TensorFolder
 from gradveil.streams import Streams
@@ -35,6 +44,7 @@ TINY = AuditSpec(
     metrics=("psnr",),
     decoys=20,
     null_victims=1,
+    adaptive=False,
 )
 GRID = replace(
     TINY,
@@ -202,18 +212,15 @@ def test_a_failed_cell_is_tried_again(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_defect_stops_its_own_cell_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gradveil.grid
-
     calls: list[object] = []
-    whole = gradveil.grid.pictures
 
     def broken(result: Any) -> Any:
         calls.append(result)
         if len(calls) == 1:
             raise RuntimeError("the first cell broke")
-        return whole(result)
+        return _recording.pictures(result)
 
-    monkeypatch.setattr(gradveil.grid, "pictures", broken)
+    monkeypatch.setattr("gradveil.grid.pictures", broken)
     spec = replace(TINY, defenses=("none", "pruning"))
     failed, done = run(spec, tmp_path)
     assert (failed.status, failed.error) == ("failed", "RuntimeError: the first cell broke")
@@ -294,10 +301,10 @@ def test_redacting_a_finished_run_removes_its_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attack", "defense", "knowledge", "adaptive"),
     [
-        ("inverting-gradients:steps=1", "pruning", ("labels", "defenses"), True),
-        ("inverting-gradients:steps=1", "clipping + pruning", ("defenses",), True),
+        ("bayes-optimal:steps=1", "pruning", ("labels", "defenses"), True),
+        ("bayes-optimal:steps=1", "clipping + pruning", ("defenses",), True),
         ("inverting-gradients:steps=1", "pruning", ("labels",), False),
-        ("inverting-gradients:steps=1", "none", ("labels", "defenses"), False),
+        ("bayes-optimal:steps=1", "none", ("labels", "defenses"), False),
         ("dlg:steps=1", "pruning", ("labels", "defenses"), False),
     ],
 )
@@ -308,6 +315,206 @@ def test_an_attack_is_adaptive_if_it_knows_the_defense_and_is_the_one_to_break_i
     (made,) = run(spec, tmp_path)
     assert made.threat.adaptive is adaptive
     assert made.threat.knowledge == list(knowledge)
+
+
+def test_the_standard_and_the_informed_adversary_have_records_of_their_own(tmp_path: Path) -> None:
+    spec = replace(TINY, adaptive=True, defenses=("none", "pruning", "mixup:k=1"), null_victims=0)
+    none, standard, informed, mixed = run(spec, tmp_path)
+    assert [made.status for made in (none, standard, informed, mixed)] == ["done"] * 4
+    assert [made.threat.adaptive for made in (none, standard, informed, mixed)] == [False, False, True, False]
+    assert standard.threat.knowledge == ["labels", "auxiliary"]
+    assert informed.threat.knowledge == ["labels", "defenses", "auxiliary"]
+    assert (standard.attack, informed.attack) == ("inverting-gradients:steps=4", "bayes-optimal:steps=4")
+    assert standard.threat.informed == informed.threat.informed == {"pruning": informed.attack}
+    assert mixed.threat.informed == {"mixup": ""}
+    assert mixed.threat.reasons == {"mixup": Mixup.adversary.reason}
+    assert none.threat.informed == {}
+    assert standard.labels == informed.labels
+    assert [name for name, _, _ in load_run(tmp_path)] == [cell.name for cell in spec.cells()]
+
+
+def test_regions_are_recorded_for_defenses_of_every_place(tmp_path: Path) -> None:
+    spec = replace(
+        TINY, defenses=("none", "gaussian-noise:std=10", "gaussian-noise:std=1e-9", "spn", "soteria"), null_victims=0
+    )
+    none, loud, quiet, head, step = run(spec, tmp_path)
+    assert none.regions == {}
+    assert loud.regions == {"hidden1": "green", "fc": "green"}
+    assert quiet.regions == {"hidden1": "red", "fc": "red"}
+    assert head.regions.keys() == step.regions.keys() == {"hidden1", "fc"}
+    assert head.ratios["fc.weight"] == [math.inf] * 2  # the private head stands beside the public one
+    assert all(ratio < math.inf for ratio in head.ratios["hidden1.weight"])
+    assert record.read(tmp_path / "cells" / spec.cells()[3].name) == head
+
+
+# Malicious servers
+
+
+@pytest.mark.parametrize("attack", ["imprint", "trap-weights"])
+def test_a_malicious_server_is_audited_and_the_accuracy_stays_that_of_the_honest_network(
+    attack: str, tmp_path: Path
+) -> None:
+    spec = replace(TINY, models=("mlp:hidden=200",), attacks=(attack, "dlg:steps=1"), batch_size=4, null_victims=0)
+    malicious, honest = run(spec, tmp_path)
+    assert malicious.status == honest.status == "done"
+    assert (malicious.threat.server, honest.threat.server) == ("malicious", "honest-but-curious")
+    assert malicious.network.accuracy == honest.network.accuracy
+    assert honest.network.accuracy_of == "the untrained network"
+    assert malicious.network.accuracy_of == "the untrained network, before the malicious server changed it"
+    assert sum(value > 60 for row in malicious.scores["psnr"].private for value in row) >= 6
+
+
+def test_the_plan_of_a_malicious_server_counts_what_it_sends() -> None:
+    spec = replace(TINY, attacks=("imprint:bins=10", "inverting-gradients:steps=4"))
+    sent, honest = plan(spec, device=torch.device("cpu"))
+    assert (sent.parameters, honest.parameters) == (1210 + 10 * 64 + 10 + 64 * 10 + 64, 1210)
+
+
+# Public material
+
+
+def test_public_images_are_those_of_the_other_split() -> None:
+    digits = data.load("digits")
+    for split, other in (("test", digits.train), ("train", digits.test)):
+        public = public_material(replace(TINY, split=split, auxiliary_images=50), digits)  # type: ignore[arg-type]
+        assert public is not None
+        assert public.inputs is not None
+        assert public.labels is not None
+        known = {
+            tuple(image.flatten().tolist()): int(label) for image, label in zip(other.images, other.labels, strict=True)
+        }
+        found = [known[tuple(image.flatten().tolist())] for image in (public.inputs * 255).round().byte()]
+        assert len(found) == 50
+        assert found == public.labels.tolist()
+    assert public_material(replace(TINY, knowledge=("labels",)), digits) is None
+    again, same = (public_material(TINY, digits) for _ in range(2))
+    assert again is not None
+    assert same is not None
+    assert torch.equal(again.inputs, same.inputs)  # type: ignore[arg-type]
+
+
+def pictures(folder: Path, side: int) -> str:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = np.full((side, side), 20 * number, np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return f"folder:{folder},grey=yes"
+
+
+def test_public_images_may_come_from_another_data_set_without_its_labels(tmp_path: Path) -> None:
+    digits = data.load("digits")
+    public = public_material(replace(TINY, auxiliary=pictures(tmp_path / "same", 8), auxiliary_images=5), digits)
+    assert public is not None
+    assert public.inputs is not None
+    assert (tuple(public.inputs.shape), public.labels) == ((5, 1, 8, 8), None)
+    other = replace(TINY, auxiliary=pictures(tmp_path / "other", 9))
+    with pytest.raises(DataError, match=r"must have the shape \(1, 8, 8\) of the private ones"):
+        run(other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def kept_network(path: Path) -> torch.nn.Module:
+    digits = data.load("digits")
+    recipe = Training(epochs=1, batch_size=256)
+    plain = build("mlp:hidden=16", input_shape=(1, 8, 8), num_classes=10)
+    done = train(normalized(plain, digits.mean, digits.std), digits.train, training=recipe, test=digits.test)
+    about = {"model": "mlp:hidden=16", "dataset": "digits", "defenses": "no defense"}
+    training_record.keep(done, path, loaded=digits, training=recipe, **about)
+    return done.model
+
+
+def test_an_extractor_gives_what_enters_the_last_layer_of_a_trained_network(tmp_path: Path) -> None:
+    path, digits = tmp_path / "net.safetensors", data.load("digits")
+    model = kept_network(path)
+    public = public_material(replace(TINY, extractor=str(path)), digits)
+    assert public is not None
+    assert public.extractor is not None
+    images = digits.test.inputs([0, 1, 2])
+    features = public.extractor(images)
+    assert features.shape == (3, 16)
+    torch.testing.assert_close(model.fc(features), model(images))  # type: ignore[operator]
+    checkpoints.save(model, tmp_path / "bare.safetensors", about={"model": "mlp:hidden=16"})
+    with pytest.raises(DataError, match="does not say what network it is"):
+        public_material(replace(TINY, extractor=str(tmp_path / "bare.safetensors")), digits)
+
+
+def test_a_generator_is_handed_to_the_adversary_if_its_images_fit(tmp_path: Path) -> None:
+    digits = data.load("digits")
+    for side in (8, 9):
+        made = generators.Generator((1, side, side), latent_size=4, width=8)
+        generators.save(made, tmp_path / f"{side}.safetensors", about={})
+    public = public_material(replace(TINY, generator=str(tmp_path / "8.safetensors")), digits)
+    assert public is not None
+    assert public.generator is not None
+    assert public.generator(torch.zeros(2, 4)).shape == (2, 1, 8, 8)
+    with pytest.raises(DataError, match=r"makes images \(1, 9, 9\), but the audit has \(1, 8, 8\)"):
+        public_material(replace(TINY, generator=str(tmp_path / "9.safetensors")), digits)
+
+
+def test_a_tuned_attack_is_chosen_on_simulated_victims_and_the_record_keeps_the_search(tmp_path: Path) -> None:
+    spec = replace(TINY, tune=True, null_victims=0, attacks=("inverting-gradients:steps=2",))
+    (made,) = run(spec, tmp_path)
+    search = made.outcome.search
+    assert made.attack == search["attack"] == "inverting-gradients:steps=2"
+    assert search["chosen"] in [trial["setting"] for trial in search["trials"]]
+    assert len(search["trials"]) > 10
+    assert (search["public"], search["seed"]) == (1000, 0)
+    assert record.read(tmp_path / "cells" / spec.cells()[0].name).outcome == made.outcome
+
+    chosen = replace(spec, tune=False, attacks=(search["chosen"],))
+    assert run(chosen, tmp_path / "chosen")[0].scores["psnr"].private == made.scores["psnr"].private
+
+
+# What else an attack found out
+
+
+def test_certificates_are_recorded(tmp_path: Path) -> None:
+    spec = replace(TINY, attacks=("analytic",), defenses=("gaussian-noise:std=1e-4",), null_victims=0)
+    (made,) = run(spec, tmp_path)
+    assert made.outcome.certificate.keys() == {"condition", "error bound"}
+    assert all(0 < value < 1 for value in made.outcome.certificate["condition"])
+    assert record.read(tmp_path / "cells" / spec.cells()[0].name).outcome == made.outcome
+
+
+def test_details_are_recorded_unless_they_are_as_large_as_pictures() -> None:
+    batch = data.draw_victims(data.load("digits").test, victims=2, batch_size=1)
+    model = build("mlp:hidden=8", input_shape=(1, 8, 8), num_classes=10)
+    result = audit(batch, model, F.cross_entropy, attack=InvertingGradients(steps=1))
+    details = {"shift": torch.tensor([[0.5, 1.0], [-1.0, torch.nan]]), "picture": torch.zeros(2, 1, 8, 8)}
+    found = replace(result, guess=replace(result.guess, details=details))
+    prepared = Prepared(model=model, accuracy=0.5, accuracy_of="a test")
+    made = to_record(found, TINY, TINY.cells()[0], prepared, data.load("digits"))
+    assert made.outcome.details["shift"][0] == [0.5, 1.0]
+    assert math.isnan(made.outcome.details["shift"][1][1])
+    assert made.outcome.too_large == {"picture": [1, 8, 8]}
+
+
+# Checkpoints and their records
+
+
+def test_a_checkpoint_is_cited_by_the_record_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    kept_network(path)
+    spec = replace(TINY, states=(f"checkpoint:{path}",), null_victims=0)
+    (cited,) = run(spec, tmp_path / "cited")
+    assert cited.network.accuracy_of == "the checkpoint (no defense); its training: net.json"
+    assert cited.network.training["accuracy"] == cited.network.accuracy
+    assert len(cited.network.training["history"]) == cited.network.training["recipe"]["epochs"] == 1
+
+    content = json.loads((tmp_path / "net.json").read_text())
+    for number, text in enumerate((json.dumps({**content, "sha256": "of another file"}), "{", "[]", '{"format": 1}')):
+        (tmp_path / "net.json").write_text(text)
+        (other,) = run(spec, tmp_path / str(number))
+        assert (other.network.accuracy_of, other.network.training) == ("the checkpoint (no defense)", {})
+
+
+def test_a_network_trained_with_a_server_side_defense_is_loaded_with_its_parts(tmp_path: Path) -> None:
+    spec = replace(GRID, states=("trained-with-defense",), defenses=("precode:size=4",), attacks=TINY.attacks)
+    (first,) = run(spec, tmp_path)
+    assert first.status == "done", first.error
+    (tmp_path / "cells" / spec.cells()[0].name / "record.json").unlink()
+    assert numbers(run(spec, tmp_path)) == numbers([first])
 
 
 def test_a_chunk_of_no_victims_is_refused() -> None:

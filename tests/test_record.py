@@ -20,9 +20,28 @@ FULL = Record(
     title='dlg on "lenet"',
     attack="dlg",
     defenses=["pruning:fraction=0.5"],
-    threat=Threat(knowledge=["labels"], letter="B", adaptive=True),
-    network=Network(spec="lenet", state="trained", mode="eval", parameters=12, accuracy=1 / 3, accuracy_of="naïve"),
-    outcome=Outcome(objective=[math.inf, 1e-300], diverged=[True, False], steps=[3, 4], label_accuracy=[0.5, 1.0]),
+    threat=Threat(
+        knowledge=["labels"], letter="B", adaptive=True, informed={"pruning": "dlg"}, reasons={"pruning": "zeros show"}
+    ),
+    network=Network(
+        spec="lenet",
+        state="trained",
+        mode="eval",
+        parameters=12,
+        accuracy=1 / 3,
+        accuracy_of="naïve",
+        training={"seed": 3, "history": [{"loss": 0.5, "accuracy": None}]},
+    ),
+    outcome=Outcome(
+        objective=[math.inf, 1e-300],
+        diverged=[True, False],
+        steps=[3, 4],
+        label_accuracy=[0.5, 1.0],
+        details={"shift": [[0.5, -math.inf], [1.0, 2.0]]},
+        too_large={"picture": [1, 20, 20]},
+        certificate={"error bound": [0.25, math.inf]},
+        search={"chosen": "dlg", "trials": [{"setting": "dlg", "psnr": 12.5}]},
+    ),
     scores={
         "psnr": Scores(
             private=[[0.1 + 0.2], [-math.inf]], protected=[[1.0], [2.0]], nulls={"grey": [[7.0]]}, unit="dB", title="P"
@@ -32,6 +51,7 @@ FULL = Record(
     labels=[[1], [0]],
     classes=["nan", "inf"],
     ratios={"fc.weight": [math.inf, 2.5]},
+    regions={"fc": "white"},
     run=about_this_run(seconds={"attack": 1.23456}, chunk=2, device=torch.device("cpu")),
 )
 
@@ -125,6 +145,24 @@ def test_a_record_that_may_not_be_read_is_one_sentence(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "read_text", denied)
     with pytest.raises(RecordError, match=r"cannot be read \(Permission denied\)"):
         record.read(tmp_path)
+
+
+def test_a_record_of_before_has_nothing_in_the_later_fields(tmp_path: Path) -> None:
+    record.write(FULL, tmp_path)
+    file = tmp_path / "record.json"
+    content = json.loads(file.read_text())
+    del content["regions"]
+    for part, later in {
+        "threat": ("informed", "reasons"),
+        "network": ("training",),
+        "outcome": ("details", "too_large", "certificate"),
+    }.items():
+        for name in later:
+            del content[part][name]
+    file.write_text(json.dumps(content))
+    found = record.read(tmp_path)
+    assert (found.regions, found.threat.informed, found.network.training, found.outcome.details) == ({}, {}, {}, {})
+    assert found.scores == FULL.scores
 
 
 def test_a_later_field_is_passed_over(tmp_path: Path) -> None:

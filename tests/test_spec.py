@@ -1,15 +1,19 @@
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from typing_extensions import override
 
+from gradveil._informed import build_informed, informed
 from gradveil.attacks import InvertingGradients
 from gradveil.cli.audit import merge
-from gradveil.defenses import GaussianNoise, Pruning
+from gradveil.defenses import Adversary, GaussianNoise, Mixup, Pruning, UpdateDefense, defenses
 from gradveil.errors import GradVeilError, SpecError, UnknownNameError
 from gradveil.models.training import PRESETS, Training
 from gradveil.spec import AuditSpec, Cell, build_training, parse_knowledge, read_spec, spec_from
-from gradveil.types import Knowledge, LocalTraining
+from gradveil.streams import Streams
+from gradveil.types import Gradients, Knowledge, LocalTraining
 
 EVERYTHING = AuditSpec(
     dataset='folder:/pictures/of "cats" and 🐈,size=16',
@@ -22,7 +26,14 @@ EVERYTHING = AuditSpec(
     defenses=("none", "pruning:fraction=0.5 + gaussian-noise:std=1e-3"),
     attacks=("dlg:steps=3", "inverting-gradients:tv=1e-6"),
     metrics=("mse", "psnr"),
-    knowledge=(),
+    knowledge=("auxiliary",),
+    adaptive=False,
+    adversaries=("bayes-optimal:steps=9",),
+    tune=True,
+    auxiliary="digits",
+    auxiliary_images=7,
+    generator="nets/g.safetensors",
+    extractor="nets/e.safetensors",
     mode="train",
     seed=2**40,
     model_seed=7,
@@ -66,11 +77,96 @@ def test_a_short_training_table_changes_what_it_names_alone(tmp_path: Path) -> N
 
 def test_the_grid_is_every_combination_once_models_first() -> None:
     spec = AuditSpec(models=("lenet", "mlp", "lenet"), defenses=("none", "pruning"), attacks=("dlg", "dlg:steps=2"))
-    cells = [(cell.model, cell.defenses, cell.attack) for cell in spec.cells()]
+    cells = [(cell.model, cell.defenses, cell.attack) for cell in spec.cells() if not cell.adaptive]
     assert cells == [(m, d, a) for m in ("lenet", "mlp") for d in ("none", "pruning") for a in ("dlg", "dlg:steps=2")]
     names = {cell.name for cell in spec.cells()}
-    assert len(names) == len(cells)
+    assert len(names) == len(spec.cells()) > len(cells)
     assert all(name.replace("-", "").replace(".", "").isalnum() for name in names)
+
+
+BAYES = "bayes-optimal:steps=7,restarts=2"
+
+
+def attacked(**changes: Any) -> list[tuple[str, str, bool]]:
+    spec = AuditSpec(**{"attacks": ("inverting-gradients:steps=7,restarts=2",), **changes})
+    return [(cell.defenses, cell.attack.partition(":")[0], cell.adaptive) for cell in spec.cells()]
+
+
+def test_beside_the_listed_attack_the_one_that_a_defense_names_is_run() -> None:
+    listed, informed = "inverting-gradients", "bayes-optimal"
+    assert attacked(defenses=("none", "pruning")) == [
+        ("none", listed, False),
+        ("pruning", listed, False),
+        ("pruning", informed, True),
+    ]
+    assert attacked(defenses=("pruning",), adaptive=False) == [("pruning", listed, False)]
+
+
+def test_defenses_that_name_the_same_adversary_meet_it_once() -> None:
+    both = "pruning + gaussian-noise"
+    assert attacked(defenses=(both,)) == [(both, "inverting-gradients", False), (both, "bayes-optimal", True)]
+
+
+def test_an_informed_attack_that_is_listed_is_not_run_again() -> None:
+    spec = AuditSpec(attacks=("dlg", BAYES), defenses=("pruning",))
+    assert [(cell.attack, cell.adaptive) for cell in spec.cells()] == [("dlg", False), (BAYES, False)]
+    assert [Knowledge.DEFENSES in spec.knowledge_of(cell) for cell in spec.cells()] == [False, True]
+
+
+def test_an_informed_attack_has_the_budget_of_the_listed_one_unless_it_has_settings_of_its_own() -> None:
+    def settings(**changes: Any) -> str:
+        return AuditSpec(**{"defenses": ("pruning",), **changes}).cells()[-1].attack
+
+    assert settings(attacks=("dlg", "inverting-gradients:steps=7,tv=1,restarts=2")) == BAYES
+    assert settings(attacks=("inverting-gradients",)) == "bayes-optimal"
+    given = {"attacks": ("inverting-gradients:steps=7",), "adversaries": ("bayes-optimal:prior=3",)}
+    assert settings(**given) == "bayes-optimal:prior=3"
+
+
+def test_settings_that_a_defense_asks_for_stand_over_those_of_a_spec() -> None:
+    built = build_informed("inverting-gradients:tv=0.5", ["dlg:steps=3", "inverting-gradients:steps=9,tv=0.1"])
+    assert built == InvertingGradients(steps=9, tv=0.5)
+
+
+def test_a_defense_without_an_informed_attack_says_why() -> None:
+    (found,) = AuditSpec().informed("mixup:k=2")
+    assert (found.defense, found.attack) == ("mixup", "")
+    assert found.reason == Mixup.adversary.reason
+
+
+@dataclass(frozen=True)
+class Named(UpdateDefense):
+    """Name an adversary who needs public material."""
+
+    adversary: ClassVar[Adversary] = Adversary(attack="generative", reason="a test")
+
+    @override
+    def apply(self, update: Gradients, *, streams: Streams) -> Gradients:
+        return update
+
+
+def test_an_adversary_that_needs_more_than_is_granted_is_left_out_in_words() -> None:
+    poor, rich = (informed([Named()], knowledge=known)[0] for known in (Knowledge.NOTHING, Knowledge.AUXILIARY))
+    assert poor.attack == ""
+    assert poor.reason == "generative needs auxiliary too, which this audit does not grant"
+    assert rich.attack == "generative"
+
+
+def test_every_adversary_that_a_defense_names_can_be_built() -> None:
+    for name in defenses.names():
+        named = defenses.get(name).adversary
+        assert named.reason, name
+        assert not named.attack or build_informed(named.attack, [])
+
+
+def test_the_standard_adversary_does_not_know_of_the_defense_and_the_informed_one_does() -> None:
+    spec = AuditSpec(defenses=("pruning",), knowledge=("labels", "defenses"))
+    standard, aware = spec.cells()
+    assert spec.knowledge_of(standard) == Knowledge.LABELS
+    assert spec.knowledge_of(aware) == Knowledge.LABELS | Knowledge.DEFENSES
+    (plain,) = replace(spec, adaptive=False).cells()
+    assert replace(spec, adaptive=False).knowledge_of(plain) == Knowledge.LABELS | Knowledge.DEFENSES
+    assert standard.name != replace(standard, adaptive=True).name
 
 
 def test_cells_that_differ_in_signs_alone_have_names_of_their_own() -> None:
@@ -95,6 +191,8 @@ def test_a_cell_builds_what_it_says() -> None:
     [
         ({"dataset": "digitz"}, "no data set called 'digitz'; did you mean digits?"),
         ({"models": ("lenett",)}, "no model called 'lenett'; did you mean lenet"),
+        ({"auxiliary": "digitz"}, "no data set called 'digitz'; did you mean digits?"),
+        ({"adversaries": ("dgl",)}, "no attack called 'dgl'; did you mean dlg"),
         ({"attacks": ("dgl",)}, "no attack called 'dgl'; did you mean dlg"),
         ({"defenses": ("prunning",)}, "no defense called 'prunning'; did you mean pruning"),
         ({"defenses": ("pruning + gausian-noise",)}, "did you mean gaussian-noise"),
@@ -114,6 +212,15 @@ def test_an_unknown_name_brings_the_nearest(changes: dict[str, Any], message: st
     ("changes", "message"),
     [
         ({"victims": 0}, "victims must be at least 1, got 0"),
+        ({"auxiliary_images": 0}, "auxiliary_images must be at least 1, got 0"),
+        ({"auxiliary": "digits", "knowledge": ("labels",)}, "auxiliary is for an adversary who has public material"),
+        ({"tune": True, "knowledge": ()}, "tune is for an adversary who has public material"),
+        ({"extractor": "x", "knowledge": ()}, "extractor is for an adversary who has public material; add auxiliary"),
+        ({"adversaries": ("dlg:steps=0",)}, "attack 'dlg:steps=0': steps must be at least 1"),
+        (
+            {"defenses": ("soteria + pruning + dp-sgd",)},
+            "'soteria + pruning + dp-sgd': one step can be computed in one way only, got soteria and dp-sgd; keep one",
+        ),
         ({"batch_size": -1}, "batch_size must be at least 1"),
         ({"decoys": 0}, "decoys must be at least 1"),
         ({"null_victims": -1}, "null_victims must be at least 0"),

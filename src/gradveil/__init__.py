@@ -11,7 +11,10 @@ from gradveil.auditing import Audit, audit
 from gradveil.client import Client, Step, observe, step
 from gradveil.engine import Runtime, normalized
 from gradveil.errors import GradVeilError
+from gradveil.federated import Federation, audit_recorded, federate, vet
+from gradveil.policies import accuracy_score, privacy_score, search_policies
 from gradveil.streams import Streams
+from gradveil.tuning import Search, tune
 from gradveil.types import (
     Auxiliary,
     Batch,
@@ -31,6 +34,7 @@ __all__ = [
     "Batch",
     "Client",
     "Evidence",
+    "Federation",
     "GradVeilError",
     "Knowledge",
     "LocalTraining",
@@ -39,15 +43,23 @@ __all__ = [
     "Reconstruction",
     "Reference",
     "Runtime",
+    "Search",
     "Step",
     "Streams",
+    "accuracy_score",
     "attacks",
     "audit",
+    "audit_recorded",
     "data",
     "defenses",
+    "federate",
     "metrics",
     "models",
     "normalized",
     "observe",
+    "privacy_score",
+    "search_policies",
     "step",
+    "tune",
+    "vet",
 ]

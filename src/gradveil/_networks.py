@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from gradveil import training_record
+from gradveil.client import Client, sent_model
 from gradveil.engine import Runtime, normalized
 from gradveil.models import build, checkpoints
 from gradveil.models.training import evaluate, train
 from gradveil.record import Network
+from gradveil.spec import build_defenses
 from gradveil.storage import TensorFolder, cannot_write
 
 if TYPE_CHECKING:
     from gradveil.data import Dataset
+    from gradveil.defenses import Defense
     from gradveil.grid import Settings
     from gradveil.spec import AuditSpec, Cell
 
 
 _SMALL = 200_000  # parameters
+_NO_DEFENSE = "no defense"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +40,13 @@ class Prepared:
         model: on the device, in eval mode, eating pixels.
         accuracy: on the clean test split, from 0 to 1.
         accuracy_of: what that accuracy belongs to.
+        training: what the record beside a checkpoint says; empty if there is none.
     """
 
     model: nn.Module
     accuracy: float
     accuracy_of: str
+    training: dict[str, Any] = field(default_factory=dict)
 
     def describe(self, cell: Cell, spec: AuditSpec) -> Network:
         """Write the network down."""
@@ -49,6 +57,7 @@ class Prepared:
             parameters=sum(p.numel() for p in self.model.parameters()),
             accuracy=self.accuracy,
             accuracy_of=self.accuracy_of,
+            training=self.training,
         )
 
 
@@ -65,15 +74,25 @@ def prepare(spec: AuditSpec, cell: Cell, dataset: Dataset, *, folder: Path, sett
     model = normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain
     model = model.to(device).eval()
     if cell.state.startswith("checkpoint:"):
-        path = Path(cell.state.partition(":")[2]).expanduser()
-        about = checkpoints.load(path, model)
-        made_with = about.get("defenses", "") or "an unknown training"
-        return Prepared(
-            model=model, accuracy=evaluate(model, dataset.test), accuracy_of=f"the checkpoint ({made_with})"
-        )
+        return _stored(Path(cell.state.partition(":")[2]).expanduser(), dataset, model)
     if cell.state == "untrained":
         return Prepared(model=model, accuracy=evaluate(model, dataset.test), accuracy_of="the untrained network")
     return _trained(spec, cell, dataset, model, folder=folder, settings=settings)
+
+
+def _stored(path: Path, dataset: Dataset, model: nn.Module) -> Prepared:
+    """Load a checkpoint, and cite the record beside it."""
+    words = checkpoints.read_about(path).get("defenses", "")
+    made_with = words or "an unknown training"
+    model, _ = _load(path, model, build_defenses("none" if words in {"", _NO_DEFENSE} else words))
+    record = training_record.find(path)
+    cited = "" if record is None else f"; its training: {training_record.beside(path).name}"
+    return Prepared(
+        model=model,
+        accuracy=evaluate(model, dataset.test),
+        accuracy_of=f"the checkpoint ({made_with}){cited}",
+        training={} if record is None else asdict(record),
+    )
 
 
 def _trained(
@@ -81,11 +100,11 @@ def _trained(
 ) -> Prepared:
     defended = cell.state == "trained-with-defense"
     defenses = cell.build_defenses() if defended else ()
-    words = cell.defenses if defended and defenses else "no defense"
+    words = cell.defenses if defended and defenses else _NO_DEFENSE
     path = folder / "models" / f"{_key(spec, cell, words)}.safetensors"
     store = TensorFolder(path.with_suffix(".unfinished"))
     if path.exists():
-        about = checkpoints.load(path, model)
+        model, about = _load(path, model, defenses)
         store.clear()
         return Prepared(model=model, accuracy=float(about["accuracy"]), accuracy_of=about["accuracy_of"])
 
@@ -117,6 +136,17 @@ def _trained(
         raise cannot_write(path, error) from error
     store.clear()
     return Prepared(model=done.model, accuracy=accuracy, accuracy_of=about["accuracy_of"])
+
+
+def _load(path: Path, model: nn.Module, defenses: tuple[Defense, ...]) -> tuple[nn.Module, dict[str, str]]:
+    """Fill the network as the server sends it under some defenses; the plain one if that is what was stored."""
+    sent = sent_model(Client(model=model, loss=F.cross_entropy, defenses=defenses))
+    try:
+        return sent, checkpoints.load(path, sent)
+    except checkpoints.CheckpointError:
+        if sent is model:
+            raise
+        return model, checkpoints.load(path, model)
 
 
 def _key(spec: AuditSpec, cell: Cell, defenses: str) -> str:

@@ -3,13 +3,16 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradveil._regions import ratios_of
 from gradveil._scoring import Reference, identification, score
+from gradveil._serving import Granted, Served, serve
 from gradveil.attacks import Attack
-from gradveil.client import Client, Step, step
+from gradveil.client import Client, Step
 from gradveil.defenses import Defense
 from gradveil.engine import Runtime
 from gradveil.metrics import PSNR, RMSE, SSIM, Metric, RegisteredPSNR, View, align, aligned_label_accuracy, arrange
@@ -66,7 +69,9 @@ class Audit:
         identification: by view.
         label_accuracy: (V,), None if labels were granted or not guessed.
         ratios: ||gradient|| / ||perturbation||, (V,) by parameter; empty if nothing was perturbed.
+        certificate: (V, ...) by name, what the attack can state given the plain update, which it does not have.
         seconds: by stage.
+        search: how the settings of the attack were chosen, if they were tuned; see `tuning.Search`.
         runtime: how it ran.
     """
 
@@ -79,7 +84,9 @@ class Audit:
     identification: Mapping[str, Identification]
     label_accuracy: Tensor | None
     ratios: Mapping[str, Tensor]
+    certificate: State
     seconds: Mapping[str, float]
+    search: Mapping[str, Any] = field(default_factory=dict)
     runtime: Runtime = field(default_factory=Runtime)
 
 
@@ -109,7 +116,7 @@ def audit(
         batch: private data (V, B, C, H, W) in [0, 1] and labels.
         model: your own network; wrap it by `gradveil.normalized` if it was trained on standardized pixels.
         loss: of the outputs and labels of one client.
-        attack: the adversary.
+        attack: the adversary; a malicious server sends the clients its own changed copy of the model.
         defenses: in use at the clients.
         metrics: to score with.
         knowledge: granted to the adversary beyond the model and the update.
@@ -131,55 +138,29 @@ def audit(
         >>> audit(batch, model, nn.functional.cross_entropy, attack=DLG(steps=2)).guess.inputs.shape
         torch.Size([2, 1, 1, 4, 4])
     """
-    client = Client(
-        model=model, loss=loss, defenses=tuple(defenses), local=local or LocalTraining(), mode=mode, pool=pool
-    )
-    taken, seconds = _timed_step(
-        batch, client, seed=seed, knowledge=knowledge, auxiliary=auxiliary, parameters=parameters, buffers=buffers
-    )
+    training = local or LocalTraining()
+    client = Client(model=model, loss=loss, defenses=tuple(defenses), local=training, mode=mode, pool=pool)
+    granted = Granted(knowledge=knowledge, auxiliary=auxiliary)
+    served = serve(batch, client, attack, granted=granted, seed=seed, parameters=parameters, buffers=buffers)
     judging = Judging(metrics=tuple(metrics), reference=reference, extractor=extractor)
-    result = attack_and_judge(taken, attack, judging=judging, seed=seed, runtime=runtime or Runtime())
-    return replace(result, seconds={"client": seconds, **result.seconds})
+    return attack_and_judge(served, attack, judging=judging, seed=seed, runtime=runtime or Runtime())
 
 
-def attack_and_judge(taken: Step, attack: Attack, *, judging: Judging, seed: int, runtime: Runtime) -> Audit:
+def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: int, runtime: Runtime) -> Audit:
     """Run an attack behind the wall, and bring the truth to what it guessed."""
     began = time.monotonic()
-    guess = attack(taken.observation, streams=Streams(seed=seed, purpose="attack"), runtime=runtime)
+    guess = attack(served.step.observation, streams=Streams(seed=seed, purpose="attack"), runtime=runtime)
     seconds = time.monotonic() - began
-    result = judge_guess(taken, attack, guess, judging=judging, seed=seed, runtime=runtime)
-    return replace(result, seconds={"attack": seconds, **result.seconds})
-
-
-def _timed_step(
-    batch: Batch,
-    client: Client,
-    *,
-    seed: int,
-    knowledge: Knowledge,
-    auxiliary: Auxiliary | None,
-    parameters: State | None,
-    buffers: State | None,
-) -> tuple[Step, float]:
-    began = time.monotonic()
-    taken = step(
-        batch,
-        client,
-        streams=Streams(seed=seed, purpose="client"),
-        knowledge=knowledge,
-        auxiliary=auxiliary,
-        parameters=parameters,
-        buffers=buffers,
-    )
-    return taken, time.monotonic() - began
+    result = judge_guess(served, attack, guess, judging=judging, seed=seed, runtime=runtime)
+    return replace(result, seconds={"client": served.seconds, "attack": seconds, **result.seconds})
 
 
 def judge_guess(
-    taken: Step, attack: Attack, guess: Reconstruction, *, judging: Judging, seed: int, runtime: Runtime
+    served: Served, attack: Attack, guess: Reconstruction, *, judging: Judging, seed: int, runtime: Runtime
 ) -> Audit:
     """Bring a guess into the order of what the model saw, and score it beside the null lines."""
     began = time.monotonic()
-    evidence = taken.evidence
+    taken, evidence = served.step, served.step.evidence
     seen = evidence.protected.inputs.clamp(0, 1)
     of_seen = guess.inputs if guess.protected is None else guess.protected
     order = align(of_seen, seen)
@@ -217,25 +198,11 @@ def judge_guess(
             streams=streams,
         ),
         label_accuracy=accuracy,
-        ratios=perturbation_ratios(taken.observation.names, evidence.clean, evidence.update),
+        ratios=ratios_of(served),
+        certificate=attack.certify(taken.observation, served.clean()),
         seconds={"judge": time.monotonic() - began},
         runtime=runtime,
     )
-
-
-def perturbation_ratios(names: Sequence[str], clean: Gradients, shared: Gradients) -> dict[str, Tensor]:
-    """Return ||gradient|| / ||perturbation|| of each parameter, (V,); empty where nothing was perturbed.
-
-    Example:
-        >>> perturbation_ratios(["w"], (torch.tensor([[3.0, 4.0]]),), (torch.tensor([[3.0, 5.0]]),))
-        {'w': tensor([5.])}
-    """
-    ratios = {}
-    for name, before, after in zip(names, clean, shared, strict=True):
-        perturbation = (after - before).flatten(1).norm(dim=1)
-        if bool((perturbation > 0).any()):
-            ratios[name] = before.flatten(1).norm(dim=1) / perturbation
-    return ratios
 
 
 def _random_gradient_guess(

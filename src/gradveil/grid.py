@@ -5,28 +5,30 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from gradveil import data, record
 from gradveil._networks import Prepared, prepare, threads_for
+from gradveil._public_material import public_material
+from gradveil._recording import failed, pictures, to_record
 from gradveil._scoring import Reference
-from gradveil.attacks import attacks
+from gradveil._serving import Granted, Served, serve
+from gradveil.attacks import Attack
 from gradveil.auditing import Audit, Judging, attack_and_judge
-from gradveil.client import Client, step
+from gradveil.client import Client
 from gradveil.data import Dataset
-from gradveil.defenses import Defense
 from gradveil.engine import Progress, Runtime
 from gradveil.engine.runtime import silent
 from gradveil.errors import GradVeilError, RecordError, SpecError
-from gradveil.record import Network, Outcome, Record, Threat, about_this_run
-from gradveil.spec import AuditSpec, Cell, build_metrics, parse_knowledge
+from gradveil.record import Record
+from gradveil.spec import AuditSpec, Cell, build_metrics
 from gradveil.storage import TensorFolder, write_atomically
 from gradveil.streams import Streams
-from gradveil.types import Batch, Knowledge
+from gradveil.tuning import tune
+from gradveil.types import Auxiliary, Batch
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,19 @@ class Settings:
         return self.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What all cells of a grid share.
+
+    Args:
+        dataset: of the private images.
+        public: what an adversary with auxiliary knowledge has.
+    """
+
+    dataset: Dataset
+    public: Auxiliary | None
+
+
 def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None) -> list[Record]:
     """Run every cell of a spec into a run folder; finished cells are kept, interrupted ones go on.
 
@@ -76,6 +91,10 @@ def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None
     settings = settings or Settings()
     dataset = data.load(spec.dataset, settings.data_dir)
     draw(spec, dataset)  # a mistake shows before the folder is taken
+    material = Material(
+        dataset=dataset,
+        public=public_material(spec, dataset, data_dir=settings.data_dir, device=settings.place()),
+    )
     claim(folder, spec)
     cells, records = spec.cells(), []
     for number, cell in enumerate(cells, start=1):
@@ -83,7 +102,7 @@ def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None
             settings.announce(number, len(cells), cell)
         done = finished(folder, cell)
         if done is None:
-            done = _run_cell(spec, cell, dataset, folder, settings)
+            done = _run_cell(spec, cell, material, folder, settings)
         elif settings.redact:
             done = record.redact(done, folder / "cells" / cell.name)
         if done.status == "done":
@@ -117,7 +136,7 @@ def draw(spec: AuditSpec, dataset: Dataset) -> Batch:
     return data.draw_victims(split, victims=spec.victims, batch_size=spec.batch_size, seed=spec.seed, start=start)
 
 
-def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, settings: Settings) -> Record:
+def _run_cell(spec: AuditSpec, cell: Cell, material: Material, folder: Path, settings: Settings) -> Record:
     place = folder / "cells" / cell.name
     runtime = Runtime(
         precision=spec.precision,
@@ -129,13 +148,13 @@ def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, setti
     )
     try:
         began = time.monotonic()
-        prepared = prepare(spec, cell, dataset, folder=folder, settings=settings)
+        prepared = prepare(spec, cell, material.dataset, folder=folder, settings=settings)
         seconds = {"model": time.monotonic() - began}
         runtime = replace(runtime, threads=threads_for(prepared.model, settings.place()))
         with runtime.numerics():
-            result = _audit(spec, cell, dataset, prepared, runtime, settings.place())
+            result = _audit(spec, cell, material, prepared, runtime, settings.place())
         result = replace(result, seconds={**seconds, **result.seconds})
-        made = to_record(result, spec, cell, prepared, dataset)
+        made = to_record(result, spec, cell, prepared, material.dataset)
         images = None if settings.redact else pictures(result)
     except RecordError:
         raise  # of the run folder, such as a full disk: no other cell would fare better
@@ -143,12 +162,12 @@ def _run_cell(spec: AuditSpec, cell: Cell, dataset: Dataset, folder: Path, setti
         # A cell is a unit of its own: whatever stops it, the others go on.
         _log.info("the cell %s failed", cell.name, exc_info=True)
         reason = str(error) if isinstance(error, GradVeilError) else f"{type(error).__name__}: {error}"
-        made, images = _failed(spec, cell, reason, settings.place()), None
+        made, images = failed(spec, cell, reason, settings.place()), None
     return record.write(made, place, images=images)
 
 
 def _audit(
-    spec: AuditSpec, cell: Cell, dataset: Dataset, prepared: Prepared, runtime: Runtime, device: torch.device
+    spec: AuditSpec, cell: Cell, material: Material, prepared: Prepared, runtime: Runtime, device: torch.device
 ) -> Audit:
     client = Client(
         model=prepared.model,
@@ -157,86 +176,25 @@ def _audit(
         local=spec.local,
         mode=spec.mode,
     )
+    dataset, attack = material.dataset, cell.build_attack()
     split = dataset.test if spec.split == "test" else dataset.train
-    began = time.monotonic()
-    taken = step(
-        draw(spec, dataset).to(device),
-        client,
-        streams=Streams(seed=spec.seed, purpose="client"),
-        knowledge=parse_knowledge(spec.knowledge),
-    )
-    stepped = time.monotonic()
+    granted = Granted(knowledge=spec.knowledge_of(cell), auxiliary=material.public)
+    served = serve(draw(spec, dataset).to(device), client, attack, granted=granted, seed=spec.seed)
+    attack, search = _tuned(spec, attack, served, runtime)
     judging = Judging(
         metrics=build_metrics(spec),
         reference=Reference(split.inputs(), split.labels),
         decoys=spec.decoys,
         null_victims=spec.null_victims,
     )
-    result = attack_and_judge(taken, cell.build_attack(), judging=judging, seed=spec.seed, runtime=runtime)
-    return replace(result, seconds={"client": stepped - began, **result.seconds})
+    result = attack_and_judge(served, attack, judging=judging, seed=spec.seed, runtime=runtime)
+    return replace(result, search=search)
 
 
-def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, dataset: Dataset) -> Record:
-    """Write an audit down."""
-    guess, observation = result.guess, result.step.observation
-    return Record(
-        spec={
-            **spec.to_dict(),
-            "cell": {"model": cell.model, "state": cell.state, "defenses": cell.defenses, "attack": cell.attack},
-        },
-        status="done",
-        title=cell.title,
-        attack=cell.attack,
-        defenses=[] if cell.defenses == "none" else cell.defenses.split(" + "),
-        threat=_threat(result),
-        network=prepared.describe(cell, spec),
-        outcome=Outcome(
-            objective=guess.objective.double().tolist(),
-            diverged=guess.diverged.tolist(),
-            steps=guess.steps.tolist(),
-            label_accuracy=[] if result.label_accuracy is None else result.label_accuracy.double().tolist(),
-            labels_granted=Knowledge.LABELS in observation.knowledge,
-            precision=result.runtime.precision,
-            captured=guess.captured,
-        ),
-        scores=dict(result.scores),
-        identification=dict(result.identification),
-        labels=result.labels.tolist(),
-        classes=list(dataset.classes),
-        ratios={name: ratio.double().tolist() for name, ratio in result.ratios.items()},
-        run=about_this_run(seconds=result.seconds, chunk=guess.chunk, device=observation.device),
-    )
-
-
-def _threat(result: Audit) -> Threat:
-    observation = result.step.observation
-    name, known = attacks.name_of(result.attack), observation.defenses or ()
-    return Threat(
-        knowledge=list(observation.knowledge.names()),
-        letter=result.attack.threat,
-        adaptive=bool(known) and all(isinstance(d, Defense) and d.adversary.attack == name for d in known),
-    )
-
-
-def pictures(result: Audit) -> dict[str, npt.NDArray[np.uint8]]:
-    """Return what the report shows, as bytes: private, protected (what the model saw) and guess."""
-    shown = {"private": result.truth, "protected": result.step.evidence.protected.inputs, "guess": result.guess.inputs}
-    return {name: images.clamp(0, 1).mul(255).round().byte().cpu().numpy() for name, images in shown.items()}
-
-
-def _failed(spec: AuditSpec, cell: Cell, error: str, device: torch.device) -> Record:
-    return Record(
-        spec={**spec.to_dict(), "cell": asdict(cell)},
-        status="failed",
-        error=error,
-        title=cell.title,
-        attack=cell.attack,
-        defenses=[] if cell.defenses == "none" else cell.defenses.split(" + "),
-        threat=Threat(knowledge=list(spec.knowledge)),
-        network=Network(spec=cell.model, state=cell.state, mode=spec.mode, parameters=0),
-        outcome=Outcome(objective=[], diverged=[], steps=[]),
-        scores={},
-        identification={},
-        labels=[],
-        run=about_this_run(seconds={}, chunk=0, device=device),
-    )
+def _tuned(spec: AuditSpec, attack: Attack, served: Served, runtime: Runtime) -> tuple[Attack, dict[str, Any]]:
+    """Choose the settings of an attack as its adversary would, if the spec asks for it."""
+    if not spec.tune:
+        return attack, {}
+    streams = Streams(seed=spec.seed, purpose="attack")
+    chosen, search = tune(attack, served.step.observation, streams=streams, runtime=runtime)
+    return chosen, asdict(search)

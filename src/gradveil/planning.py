@@ -8,13 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from gradveil import data
-from gradveil.client import Client, step
+from gradveil._public_material import public_material
+from gradveil._serving import Granted, serve
+from gradveil.client import Client
+from gradveil.data import Dataset
 from gradveil.engine import Runtime, normalized
 from gradveil.grid import Settings, draw
 from gradveil.models import build
-from gradveil.spec import AuditSpec, Cell, parse_knowledge
+from gradveil.spec import AuditSpec, Cell
 from gradveil.streams import Streams
-from gradveil.types import Observation
+from gradveil.types import Auxiliary, Observation
 
 _STEPS = (2, 6)
 _VICTIMS = 4
@@ -26,9 +29,9 @@ class Cost:
 
     Args:
         cell: its title.
-        parameters: of the network.
+        parameters: of the network that is sent.
         update_mib: memory of the updates of all victims.
-        attack_seconds: estimated; training is not counted.
+        attack_seconds: estimated; training and tuning are not counted.
     """
 
     cell: str
@@ -46,30 +49,27 @@ def plan(spec: AuditSpec, *, data_dir: Path | None = None, device: torch.device 
     dataset = data.load(spec.dataset, data_dir)
     draw(spec, dataset)  # too many victims show here, as they would in the run
     place = Settings(device=device).place()
-    costs = []
-    for cell in spec.cells():
-        plain = build(
-            cell.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec.model_seed
-        )
-        model = (normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain).to(place).eval()
-        size = sum(p.numel() for p in model.parameters())
-        few = replace(spec, victims=min(spec.victims, _VICTIMS))
-        client = Client(
-            model=model, loss=F.cross_entropy, defenses=cell.build_defenses(), local=spec.local, mode=spec.mode
-        )
-        streams = Streams(seed=spec.seed, purpose="client")
-        batch, knowledge = draw(few, dataset).to(place), parse_knowledge(spec.knowledge)
-        seen = step(batch, client, streams=streams, knowledge=knowledge).observation
-        seconds = _estimate(cell, seen, few) * spec.victims / few.victims
-        costs.append(
-            Cost(
-                cell=cell.title,
-                parameters=size,
-                update_mib=spec.victims * size * 4 / 2**20,
-                attack_seconds=seconds,
-            )
-        )
-    return costs
+    public = public_material(spec, dataset, data_dir=data_dir, device=place)
+    return [_cost(spec, cell, dataset, public, place) for cell in spec.cells()]
+
+
+def _cost(spec: AuditSpec, cell: Cell, dataset: Dataset, public: Auxiliary | None, place: torch.device) -> Cost:
+    """Let a few clients take their step on the network as the adversary's server sends it, and time the attack."""
+    plain = build(cell.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec.model_seed)
+    model = (normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain).to(place).eval()
+    few = replace(spec, victims=min(spec.victims, _VICTIMS))
+    client = Client(model=model, loss=F.cross_entropy, defenses=cell.build_defenses(), local=spec.local, mode=spec.mode)
+    batch = draw(few, dataset).to(place)
+    granted = Granted(knowledge=spec.knowledge_of(cell), auxiliary=public)
+    served = serve(batch, client, cell.build_attack(), granted=granted, seed=spec.seed)
+    seen = served.step.observation
+    size = sum(p.numel() for p in seen.model.parameters())
+    return Cost(
+        cell=cell.title,
+        parameters=size,
+        update_mib=spec.victims * size * 4 / 2**20,
+        attack_seconds=_estimate(cell, seen, few) * spec.victims / few.victims,
+    )
 
 
 def _estimate(cell: Cell, observation: Observation, spec: AuditSpec) -> float:

@@ -76,6 +76,9 @@ class Threat:
         letter: of the threat model, A to H.
         case: diagnostic (made for this audit) or deployment (recorded from a federated run).
         adaptive: whether the attack knows and uses the defense.
+        informed: by defense, the attack that was run beside the listed ones because it knows how to use the defense,
+            as a spec string, empty for none; no entry where nobody asked.
+        reasons: by defense, why it is that one, or why there is none.
     """
 
     knowledge: list[str]
@@ -83,6 +86,8 @@ class Threat:
     letter: str = "B"
     case: Literal["diagnostic", "deployment"] = "diagnostic"
     adaptive: bool = False
+    informed: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,7 @@ class Network:
         parameters: how many.
         accuracy: on clean test data, None if unknown.
         accuracy_of: what that accuracy belongs to, in words.
+        training: what the record beside its checkpoint says of how it was trained; empty if there is none.
     """
 
     spec: str
@@ -104,6 +110,7 @@ class Network:
     parameters: int
     accuracy: float | None = None
     accuracy_of: str = ""
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,10 @@ class Outcome:
         labels_granted: whether the adversary was told the labels.
         precision: of the numbers.
         captured: whether the step ran as a CUDA graph.
+        details: (V, ...) by name, what else the attack found out, such as a learned shift.
+        too_large: shape (...) by name of details that hold too many numbers for a record.
+        certificate: (V, ...) by name, what can be proved of the guesses by who has the plain update, as the auditor.
+        search: how the settings of the attack were chosen on simulated victims; empty if they were not.
     """
 
     objective: list[float]
@@ -127,6 +138,10 @@ class Outcome:
     labels_granted: bool = False
     precision: str = "tf32"
     captured: bool = False
+    details: dict[str, list[Any]] = field(default_factory=dict)
+    too_large: dict[str, list[int]] = field(default_factory=dict)
+    certificate: dict[str, list[Any]] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +182,7 @@ class Record:
         labels: (V, B) class of each private image, and names of the classes.
         classes: their names.
         ratios: ||gradient|| / ||perturbation|| of the update, by parameter name, (V,) each; empty without perturbation.
+        regions: green, white or red by layer, where the ratio of the median victim lies.
         run: date, timings, device, versions.
         images: file with arrays `private`, `protected`, `guess` beside the record; empty if redacted.
         format: of this file.
@@ -186,6 +202,7 @@ class Record:
     labels: list[list[int]]
     classes: list[str] = field(default_factory=list)
     ratios: dict[str, list[float]] = field(default_factory=dict)
+    regions: dict[str, str] = field(default_factory=dict)
     run: Run
     images: str = ""
     format: int = FORMAT

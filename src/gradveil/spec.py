@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from gradveil._informed import Informed, informed
 from gradveil.attacks import Attack, attacks
 from gradveil.data import sources
-from gradveil.defenses import Defense, defenses
+from gradveil.defenses import Defense, StepDefense, defenses
 from gradveil.engine import Precision
 from gradveil.errors import GradVeilError, SpecError, unknown_name
 from gradveil.metrics import Metric, metrics
 from gradveil.models import architectures
 from gradveil.models.training import PRESETS, Training
+from gradveil.obscuring import bound
 from gradveil.registry import Registry, parse_settings
 from gradveil.types import Knowledge, LocalTraining, Mode
 
@@ -28,12 +30,13 @@ T = TypeVar("T")
 STATES = ("untrained", "trained", "trained-with-defense")
 SHORT_TRAINING = Training(epochs=10, optimizer="adam", lr=0.01, weight_decay=0.0)
 _TABLES = ("audit", "training", "local")
+_LEAST = {"victims": 1, "batch_size": 1, "decoys": 1, "null_victims": 0, "start": -1, "auxiliary_images": 1}
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSpec:
-    """A grid of audits: every model, state, defense and attack with each other.
+    """A grid of audits: every model, state, defense and attack with each other, and who knows each defense beside them.
 
     Args:
         dataset: such as `digits`, `cifar100` or `folder:PATH`.
@@ -46,8 +49,18 @@ class AuditSpec:
         defenses: `none`, a defense, or several joined by ` + `.
         attacks: such as `inverting-gradients:steps=4800`.
         metrics: to score with.
-        knowledge: granted to the adversary: labels, buffers, local-training, defenses, auxiliary; by default it knows
-            the labels and the defenses, as a careful audit assumes.
+        knowledge: granted to the adversary: labels, buffers, local-training, defenses, auxiliary; by default all but
+            those of the client's side, as a careful audit assumes.
+        adaptive: attack every defense twice, by the listed attacks, which then do not know of it unless they must,
+            and by the informed adversary that the defense names.
+        adversaries: settings of informed adversaries, such as `inverting-gradients:steps=4800`, where they differ
+            from the listed attack of the same name or from the defaults.
+        tune: choose the settings of every attack on victims that the adversary simulates from its public images.
+        auxiliary: data set of the public images, where the adversary has some; empty takes the split of the private
+            data set that is not attacked.
+        auxiliary_images: how many.
+        generator: checkpoint of a generator of images, for the adversary; empty for none.
+        extractor: checkpoint of a network whose features the adversary uses; empty for none.
         mode: of batch norm at the client.
         seed: of all randomness.
         model_seed: of the network's initial weights.
@@ -70,7 +83,14 @@ class AuditSpec:
     defenses: tuple[str, ...] = ("none",)
     attacks: tuple[str, ...] = ("inverting-gradients",)
     metrics: tuple[str, ...] = ("psnr", "ssim", "registered-psnr", "rmse")
-    knowledge: tuple[str, ...] = ("labels", "defenses")
+    knowledge: tuple[str, ...] = ("labels", "defenses", "auxiliary")
+    adaptive: bool = True
+    adversaries: tuple[str, ...] = ()
+    tune: bool = False
+    auxiliary: str = ""
+    auxiliary_images: int = 1000
+    generator: str = ""
+    extractor: str = ""
     mode: Mode = "eval"
     seed: int = 0
     model_seed: int = 0
@@ -83,7 +103,7 @@ class AuditSpec:
     local: LocalTraining = field(default_factory=LocalTraining)
 
     def __post_init__(self) -> None:
-        for name, least in {"victims": 1, "batch_size": 1, "decoys": 1, "null_victims": 0, "start": -1}.items():
+        for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for name in ("seed", "model_seed"):
@@ -100,8 +120,11 @@ class AuditSpec:
 
     def _build_everything(self) -> None:
         """Make every object once, so that a mistake shows before anything runs."""
-        parse_knowledge(self.knowledge)
-        build(sources, self.dataset)
+        public = [name for name in ("auxiliary", "generator", "extractor", "tune") if getattr(self, name)]
+        if public and Knowledge.AUXILIARY not in parse_knowledge(self.knowledge):
+            raise SpecError(f"{public[0]} is for an adversary who has public material; add auxiliary to knowledge")
+        for source in filter(None, (self.dataset, self.auxiliary)):
+            build(sources, source)
         for state in self.states:
             if state not in STATES and not state.startswith("checkpoint:"):
                 raise unknown_name("model state", state, [*STATES, "checkpoint:PATH"])
@@ -109,15 +132,49 @@ class AuditSpec:
             build(architectures, model)
         for metric in self.metrics:
             build(metrics, metric)
+        for adversary in self.adversaries:
+            build(attacks, adversary)
         for cell in self.cells():
             cell.build_attack()
             cell.build_defenses()
 
     def cells(self) -> tuple["Cell", ...]:
-        """List the grid, models first, attacks last."""
-        axes = (self.models, self.states, self.defenses, self.attacks)
+        """List the grid, models first, attacks last; behind the listed attacks come the informed ones."""
+        axes = (self.models, self.states, self.defenses)
         grid = itertools.product(*(dict.fromkeys(axis) for axis in axes))
-        return tuple(Cell(model=m, state=s, defenses=d, attack=a) for m, s, d, a in grid)
+        return tuple(
+            Cell(model=m, state=s, defenses=d, attack=attack, adaptive=adaptive)
+            for m, s, d in grid
+            for attack, adaptive in self._attacks_on(d)
+        )
+
+    def _attacks_on(self, defenses: str) -> list[tuple[str, bool]]:
+        """List the attacks on some defenses, and whether each is an informed one that nobody listed."""
+        listed = {text: build(attacks, text) for text in dict.fromkeys(self.attacks)}
+        granted = Knowledge.DEFENSES in parse_knowledge(self.knowledge)
+        aware = {attacks.describe(a) for a in listed.values() if granted and Knowledge.DEFENSES in a.requires}
+        named = dict.fromkeys(found.attack for found in self.informed(defenses) if found.attack)
+        return [*((text, False) for text in listed), *((text, True) for text in named if text not in aware)]
+
+    def informed(self, defenses: str) -> tuple[Informed, ...]:
+        """Find who attacks each of some defenses with knowledge of it; empty if the audit is not adaptive."""
+        if not self.adaptive:
+            return ()
+        settings, granted = (*self.adversaries, *self.attacks), parse_knowledge(self.knowledge)
+        return informed(build_defenses(defenses), settings=settings, knowledge=granted)
+
+    def knowledge_of(self, cell: "Cell") -> Knowledge:
+        """Return what the adversary of a cell is granted.
+
+        In an adaptive audit the informed adversary knows the defenses, and the listed attack does so only if it cannot
+        do without.
+        """
+        granted = parse_knowledge(self.knowledge)
+        if cell.adaptive:
+            return granted | Knowledge.DEFENSES
+        if self.adaptive and Knowledge.DEFENSES not in cell.build_attack().requires:
+            return granted & ~Knowledge.DEFENSES
+        return granted
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by table, as in a spec file; `spec_from` reads them back."""
@@ -140,24 +197,26 @@ class AuditSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One audit of a grid, as spec strings."""
+    """One audit of a grid, as spec strings; `adaptive` marks the informed adversary that a defense names."""
 
     model: str
     state: str
     defenses: str
     attack: str
+    adaptive: bool = False
 
     @property
     def name(self) -> str:
         """A file name that people can read and that no other cell has."""
-        text = "|".join((self.model, self.state, self.defenses, self.attack))
-        words = re.sub(r"[^a-zA-Z0-9.]+", "-", "-".join((self.model, self.state, self.defenses, self.attack)))
+        parts = (self.model, self.state, self.defenses, self.attack, *(["informed"] if self.adaptive else []))
+        text, words = "|".join(parts), re.sub(r"[^a-zA-Z0-9.]+", "-", "-".join(parts))
         return f"{words.strip('-')[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
     def title(self) -> str:
         """For people."""
-        return f"{self.attack} on {self.model} ({self.state}), defense: {self.defenses}"
+        who = f"{self.attack}, informed," if self.adaptive else self.attack
+        return f"{who} on {self.model} ({self.state}), defense: {self.defenses}"
 
     def build_attack(self) -> Attack:
         """Make the attack."""
@@ -165,15 +224,32 @@ class Cell:
 
     def build_defenses(self) -> tuple[Defense, ...]:
         """Make the defenses, in order."""
-        if self.defenses.strip() == "none":
-            return ()
-        return tuple(build(defenses, part.strip()) for part in self.defenses.split(" + "))
+        return build_defenses(self.defenses)
+
+
+def build_defenses(text: str) -> tuple[Defense, ...]:
+    """Make the defenses of `none`, `name:field=value` or several joined by ` + `, in order.
+
+    Example:
+        >>> len(build_defenses("pruning + gaussian-noise:std=0.1"))
+        2
+    """
+    if text.strip() == "none":
+        return ()
+    made = tuple(build(defenses, part.strip()) for part in text.split(" + "))
+    steps = [defenses.name_of(defense) for defense in made if isinstance(defense, StepDefense)]
+    if len(steps) > 1:
+        raise SpecError(f"'{text}': one step can be computed in one way only, got {' and '.join(steps)}; keep one")
+    return made
 
 
 def build(registry: Registry[T], text: str) -> T:
-    """Build a method from its spec string; a value that its constructor refuses is a mistake in the spec."""
+    """Build a method from its spec string; a value that its constructor refuses is a mistake in the spec.
+
+    A file that the string names, such as the extractor of a defense, is loaded.
+    """
     try:
-        return registry.build(text)
+        return bound(registry.build(text))
     except GradVeilError:
         raise
     except (ValueError, TypeError) as error:

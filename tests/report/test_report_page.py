@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from synthetic_runs import make_images, make_record, write_run
 
-from gradveil.record import Record
+from gradveil.record import Record, Threat
 from gradveil.report import build, render
 
 HOSTILE = "<script>alert('cat')</script>\"'><img src=x onerror=alert(1)>"
@@ -114,6 +114,59 @@ def test_links_within_the_page_lead_somewhere() -> None:
     assert {link["href"][1:] for link in tags.all("a") if link["href"].startswith("#")} <= places
 
 
+def test_the_informed_adversary_stands_beside_the_standard_one() -> None:
+    named, why = {"pruning": "bayes-optimal"}, {"pruning": "zeros show what was dropped"}
+    threat = Threat(knowledge=["labels"], informed=named, reasons=why)
+    standard = tight(threat=threat)
+    adaptive = tight(attack="bayes-optimal", threat=replace(threat, adaptive=True))
+    lonely = tight(
+        defenses=["mixup"], threat=Threat(knowledge=[], informed={"mixup": ""}, reasons={"mixup": "not built yet"})
+    )
+    words = Tags(render([make_record(), standard, adaptive, lonely], [{}] * 4)).words()
+    start = words.index("Standard and informed adversary, side by side")
+    table = words[start : words.index("Results", start)]
+    assert table.index("2 dlg") < table.index("3 bayes-optimal") < table.index("None run: not built yet")
+    assert "who knows pruning bayes-optimal: zeros show what was dropped" in words
+    assert "standard: does not know of the defense" in words
+    assert "Standard and informed adversary" not in Tags(render([make_record()], [{}])).words()
+
+
+def test_regions_certificates_and_details_are_shown() -> None:
+    outcome = replace(
+        tight().outcome,
+        details={"shift": [[0.5, -0.25]] * 4, "long": [[0.0] * 9] * 4},
+        too_large={"mask": [8, 8]},
+        certificate={"error bound": [0.125, 0.25, 0.5, float("inf")]},
+    )
+    ratios = {"conv.weight": [0.5, 0.5, 0.6, 0.7], "conv.bias": [20.0, 30.0, 40.0, 50.0], "fc.weight": [5.0] * 4}
+    record = tight(outcome=outcome, ratios=ratios, regions={"conv": "red", "fc": "white"})
+    words = Tags(render([record], [make_images()])).words()
+    assert "1 white, 1 red" in words
+    assert "conv red weight 0.55 (0.5 to 0.7), bias 35 (20 to 50)" in words
+    assert "fc white weight 5" in words
+    assert "shift 0.5, -0.25" in words
+    assert "error bound 0.125" in words
+    assert "error bound (certificate) median 0.375, 0.125 to ∞" in words
+    assert "mask of shape (8, 8), not in the record" in words
+
+
+def test_the_search_of_a_tuned_attack_is_among_the_settings() -> None:
+    trials = [{"setting": "dlg:lr=1", "psnr": 12.345, "error": 0.5, "identified": 0.25, "round": 0}]
+    record = make_record()
+    search = {"attack": "dlg", "chosen": "dlg:lr=1", "victims": 8, "trials": trials}
+    words = Tags(render([replace(record, outcome=replace(record.outcome, search=search))], [{}])).words()
+    assert "Tuning attack dlg chosen dlg:lr=1 victims 8 tried: dlg:lr=1 12.35 dB, 25 % found first" in words
+
+
+def test_a_checkpoint_s_training_is_among_the_settings() -> None:
+    training = {"recipe": {"epochs": 60}, "seed": 3, "history": [{"loss": 0.123456}]}
+    record = make_record()
+    page = render([replace(record, network=replace(record.network, training=training))], [{}])
+    words = Tags(page).words()
+    assert "Training of the checkpoint recipe.epochs 60 seed 3" in words
+    assert "0.123456" not in words
+
+
 def test_text_of_a_record_never_becomes_code() -> None:
     record = make_record(classes=[HOSTILE, HOSTILE], defenses=[HOSTILE], attack=HOSTILE)
     hostile = replace(record, title=HOSTILE, spec={HOSTILE: HOSTILE}, run=replace(record.run, device=HOSTILE))
@@ -125,13 +178,16 @@ def test_text_of_a_record_never_becomes_code() -> None:
 
 
 def test_redaction_leaves_pictures_and_labels_out_and_says_so() -> None:
-    page = render([make_record()], [make_images()], redact=True)
+    record = make_record()
+    found = replace(record, outcome=replace(record.outcome, details={"label": [[3.0]] * 4}))
+    page = render([found], [make_images()], redact=True)
     words = Tags(page).words()
     assert "data:image" not in page
     assert "<img" not in page
     assert words.index("Redacted.") < words.index("LEAKS")
     assert "gradveil report RUN --redact" in words
     assert numbers(page)["cells"][0]["labels"] == []
+    assert numbers(page)["cells"][0]["outcome"]["details"] == {}
 
 
 def test_pictures_are_there_when_nothing_is_redacted() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 from synthetic_runs import constant, make_record, psnr, ranked
 
 from gradveil.metrics import bootstrap_interval
-from gradveil.record import Outcome, Record, Scores
-from gradveil.report import facts, overall, summarize, to_csv, to_rich, worst
+from gradveil.record import Outcome, Record, Scores, Threat
+from gradveil.report import facts, overall, pairs, side_by_side, summarize, to_csv, to_rich, worst
 
 
 def failed(error: str = "out of memory") -> Record:
@@ -101,6 +101,59 @@ def test_a_defense_is_judged_by_the_worse_of_its_attacks() -> None:
     assert noise.row is rows[2]
     assert not noise.adaptive
     assert worst(rows) is rows[1]
+
+
+def informed(record: Record, attack: str, reason: str = "a reason") -> Record:
+    threat = replace(record.threat, informed={"pruning": attack}, reasons={"pruning": reason})
+    return replace(record, threat=threat)
+
+
+def test_standard_and_informed_stand_side_by_side_and_the_worse_decides() -> None:
+    weak = informed(make_record([7.0, 8.0, 9.0, 7.5], ranks=[30, 40, 9, 70], defenses=["pruning"]), "bayes-optimal")
+    strong = informed(make_record(defenses=["pruning"], adaptive=True, attack="bayes-optimal"), "bayes-optimal")
+    for order in ((weak, strong), (strong, weak)):
+        (pair,) = pairs(summarize([make_record(), *order]))
+        assert pair.standard is not None
+        assert pair.adaptive is not None
+        assert (pair.standard.adaptive, pair.adaptive.adaptive) == (False, True)
+        assert pair.verdict is pair.adaptive
+        assert pair.words == ""
+    text = beside([make_record(), weak, strong])
+    assert text.count("LEAKS") == 1
+    assert "7.9" in text
+    assert "15.2" in text
+    assert "none" not in text
+
+
+def test_a_defense_without_an_informed_attack_shows_the_reason_in_its_place() -> None:
+    alone = informed(make_record(defenses=["pruning"]), "", "nobody has built one")
+    (pair,) = pairs(summarize([alone]))
+    assert (pair.adaptive, pair.words) == (None, "none run: nobody has built one")
+    assert "nobody has built one" in " ".join(beside([alone]).split())
+    unasked = make_record(defenses=["pruning"])
+    assert pairs(summarize([unasked]))[0].words == "no informed adversary was asked for"
+
+
+def test_an_informed_attack_that_failed_is_no_verdict_of_its_own() -> None:
+    broken = replace(failed("no linear layer"), threat=Threat(knowledge=["defenses"], adaptive=True))
+    (pair,) = pairs(summarize([make_record(defenses=["pruning"]), broken]))
+    assert pair.adaptive is not None
+    assert pair.adaptive.error == "no linear layer"
+    assert pair.verdict is pair.standard
+    assert "failed" in beside([make_record(defenses=["pruning"]), broken])
+
+
+def test_what_stands_side_by_side_fits_a_hundred_columns() -> None:
+    name = "transformation-policy:policy=3-1-7+43-18-18"
+    long = informed(make_record(defenses=[name]), "", "a long reason " * 20)
+    assert max(map(len, beside([long]).splitlines())) <= 100
+
+
+def beside(records: list[Record]) -> str:
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(side_by_side(summarize(records)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def test_a_failed_cell_keeps_its_error_in_one_line() -> None:

@@ -9,7 +9,20 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from gradveil.cli import audit, bench, data, federate, listing, report, search, train, vet
+from gradveil.cli import (
+    audit,
+    bench,
+    data,
+    federate,
+    init,
+    listing,
+    obscure,
+    recorded,
+    report,
+    search,
+    train_parts,
+    vet,
+)
 from gradveil.cli._show import console, say
 from gradveil.errors import GradVeilError, SpecError, UnknownNameError
 
@@ -47,12 +60,15 @@ app = typer.Typer(
 app.command("audit")(audit.command)
 app.command("report")(report.command)
 app.command("list")(listing.command)
-app.command("train")(train.command)
 app.command("federate")(federate.command)
 app.command("vet")(vet.command)
+app.command("audit-recorded")(recorded.command)
 app.add_typer(data.app, name="data")
+app.add_typer(init.app, name="init")
 app.add_typer(bench.app, name="bench")
 app.add_typer(search.app, name="search")
+app.add_typer(train_parts.app, name="train")
+app.add_typer(obscure.app, name="obscure")
 
 
 def main() -> None:

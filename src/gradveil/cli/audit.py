@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +34,19 @@ def command(
     ] = None,
     metric: Annotated[Many, typer.Option(help="psnr, ssim, lpips:weights=PATH, ...")] = None,
     knowledge: Annotated[Many, typer.Option(help="labels, nothing, ...; what the adversary is granted")] = None,
+    adaptive: Annotated[
+        bool | None, typer.Option(help="attack each defense by its informed adversary too", show_default="on")
+    ] = None,
+    adversary: Annotated[
+        Many, typer.Option(help="settings of informed adversaries: bayes-optimal:steps=600, ...")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="choose settings on victims simulated from public images")
+    ] = False,
+    auxiliary: Annotated[str | None, typer.Option(help="data set of public images; else the other split")] = None,
+    auxiliary_images: Annotated[int | None, typer.Option(help="how many public images")] = None,
+    generator: Annotated[Path | None, typer.Option(help="checkpoint of a generator, for the adversary")] = None,
+    extractor: Annotated[Path | None, typer.Option(help="checkpoint of a feature network, for the adversary")] = None,
     victims: Annotated[int | None, typer.Option(help="independent clients")] = None,
     batch_size: Annotated[int | None, typer.Option(help="images of each client")] = None,
     start: Annotated[int | None, typer.Option(help="index of the first private image, -1 draws at random")] = None,
@@ -54,7 +68,9 @@ def command(
     """Let clients share protected gradients, attack them, and report what leaks."""
     flags = {
         "dataset": dataset, "models": model, "states": state, "attacks": attack, "defenses": defense,
-        "metrics": metric, "knowledge": knowledge, "victims": victims, "batch_size": batch_size, "start": start,
+        "metrics": metric, "knowledge": knowledge, "adaptive": adaptive, "adversaries": adversary, "tune": tune or None,
+        "auxiliary": auxiliary, "auxiliary_images": auxiliary_images, "generator": generator and str(generator),
+        "extractor": extractor and str(extractor), "victims": victims, "batch_size": batch_size, "start": start,
         "mode": mode, "seed": seed, "model_seed": model_seed, "precision": precision,
         "deterministic": deterministic or None,
     }  # fmt: skip
@@ -64,20 +80,26 @@ def command(
         _show_plan(plan(wanted, data_dir=data_dir, device=place), as_json=as_json)
         return
     folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{re.sub(r'[^a-z0-9]+', '-', wanted.dataset)}"
-    if not (quiet or as_json):
+    settings = Settings(data_dir=data_dir, device=place, chunk=chunk, redact=redact)
+    _run(wanted, folder, settings, quiet=quiet, as_json=as_json)
+
+
+def _run(wanted: AuditSpec, folder: Path, settings: Settings, *, quiet: bool, as_json: bool) -> None:
+    """Run the grid, and show what came out."""
+    silent = quiet or as_json
+    if not silent:
         console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
-    with progress_bar(quiet=quiet or as_json) as show:
-        settings = Settings(
-            data_dir=data_dir, device=place, chunk=chunk, redact=redact, progress=show,
-            announce=None if quiet or as_json else _announce,
-        )  # fmt: skip
-        records = run_audit(wanted, folder, settings=settings)
-    page = report.build(folder, redact=redact)
+    with progress_bar(quiet=silent) as show:
+        shown = replace(settings, progress=show, announce=None if silent else _announce)
+        records = run_audit(wanted, folder, settings=shown)
+    page = report.build(folder, redact=settings.redact)
     rows = report.summarize(records)
     if as_json:
         _print_json({"folder": str(folder), "report": str(page), "cells": report.facts(rows)})
     else:
         output.print(report.to_rich(rows))
+        if report.pairs(rows):
+            output.print(report.side_by_side(rows))
         output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     if any(made.status == "failed" for made in records):
         raise typer.Exit(1)

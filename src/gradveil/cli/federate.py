@@ -15,10 +15,8 @@ from gradveil.cli._show import console, output, progress_bar
 from gradveil.data import Dataset
 from gradveil.defenses import defenses as known_defenses
 from gradveil.engine import normalized
-from gradveil.errors import SpecError
 from gradveil.federated import (
     About,
-    Federation,
     History,
     Partition,
     Sighting,
@@ -28,12 +26,13 @@ from gradveil.federated import (
     save_update,
 )
 from gradveil.federated.partition import partition
+from gradveil.federated.round_log import write_tensorboard
+from gradveil.federated.settings import build_federation
 from gradveil.federated.views import ignore
 from gradveil.models import architectures, checkpoints
-from gradveil.registry import parse_settings
 from gradveil.spec import build
 from gradveil.storage import TensorFolder, write_atomically
-from gradveil.types import Knowledge, LocalTraining
+from gradveil.types import Knowledge
 
 _NAMED = 4
 
@@ -85,27 +84,8 @@ def command(
     kept = {"model": model, "dataset": dataset, "defenses": words or "no defense", "federation": repr(chosen)}
     checkpoints.save(history.model, folder / "model.safetensors", about=kept)
     write_atomically(folder / "rounds.csv", history.to_csv().encode())
+    write_tensorboard(folder / "tensorboard", history.scalars())
     _show(history, folder, as_json=as_json)
-
-
-def build_federation(settings: str, local: str, *, rounds: int, seed: int) -> Federation:
-    """Make the settings of a federation from `field=value,...` of it and of its clients' training.
-
-    Example:
-        >>> build_federation("algorithm=fedsgd,fraction=0.5", "lr=0.2", rounds=3, seed=0).local.lr
-        0.2
-    """
-    values = parse_settings(Federation, settings, "the federation")
-    training = parse_settings(LocalTraining, local, "local training")
-    for name in ("steps", "shares", "local_batch_size", "shuffled"):
-        if name in training:
-            raise SpecError(
-                f"{name} follows from the federation; use --settings local_steps=...,batch_size=... instead"
-            )
-    try:
-        return Federation(**{"rounds": rounds, "seed": seed, **values, "local": LocalTraining(**training)})
-    except ValueError as error:
-        raise SpecError(str(error)) from error
 
 
 def _draw(parts: Partition, loaded: Dataset, folder: Path) -> None:
@@ -127,10 +107,12 @@ def _show(history: History, folder: Path, *, as_json: bool) -> None:
     if as_json:
         output.print_json(json.dumps([asdict(one) for one in history.rounds]))
         return
-    table = Table("round", "clients", "loss", "accuracy", "mean update norm", "left out")
+    table = Table("round", "clients", "loss", "accuracy", "mean update norm", "ε", "left out")
     for number, one in enumerate(history.rounds, start=1):
         norm = sum(one.norms.values()) / len(one.norms)
         loss, accuracy = f"{one.loss or 0:.4f}", f"{100 * (one.accuracy or 0):.2f} %"
-        table.add_row(str(number), str(len(one.norms)), loss, accuracy, f"{norm:.4g}", " ".join(map(str, one.dropped)))
+        epsilon = "" if one.epsilon is None else f"{one.epsilon:.3g}"
+        dropped = " ".join(map(str, one.dropped))
+        table.add_row(str(number), str(len(one.norms)), loss, accuracy, f"{norm:.4g}", epsilon, dropped)
     output.print(table)
     output.print(f"model, rounds and checkpoint: {folder}", markup=False, highlight=False, soft_wrap=True)

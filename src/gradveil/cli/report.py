@@ -15,6 +15,12 @@ def command(
 ) -> None:
     """Rebuild the pages of finished runs from their records; nothing is run."""
     for run in runs:
+        if report.is_search(run):
+            output.print(f"report: {report.build_search(run)}", markup=False, highlight=False, soft_wrap=True)
+            continue
         page = report.build(run, redact=redact)
-        output.print(report.to_rich(report.summarize([record for _, record in report.load_records(run)])))
+        rows = report.summarize([record for _, record in report.load_records(run)])
+        output.print(report.to_rich(rows))
+        if report.pairs(rows):
+            output.print(report.side_by_side(rows))
         output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)

@@ -19,8 +19,18 @@ from gradveil.cli._show import console, output
 from gradveil.engine import Precision, Progress, Runtime
 from gradveil.errors import SpecError
 from gradveil.models.training import Training
-from gradveil.policies import SEMI_TRAINING, SearchRecord, SearchSettings, contact_sheet, search_policies
+from gradveil.policies import (
+    SEMI_TRAINING,
+    SearchRecord,
+    SearchSettings,
+    contact_sheet,
+    definitions,
+    random_baseline,
+    read,
+    search_policies,
+)
 from gradveil.registry import convert, parse_settings
+from gradveil.report import load_records
 from gradveil.storage import write_atomically
 from gradveil.transforms import parse_policy
 
@@ -40,14 +50,17 @@ def run(
     method: Annotated[str, typer.Option(help="random or evolution")] = "random",
     variant: Annotated[str, typer.Option(help="of the scores: paper or reference")] = "reference",
     threshold: Annotated[float | None, typer.Option(help="accuracy score to pass; that of the variant")] = None,
+    adversary: Annotated[str, typer.Option(help="plain, or aware: also who knows the policy")] = "plain",
     include: Annotated[list[str] | None, typer.Option(help="score these too, such as 3-1-7; repeat")] = None,
     singles: Annotated[bool, typer.Option("--singles", help="score all single operations too")] = False,
+    transfer: Annotated[Path | None, typer.Option(help="draw nothing; score the best of this other search")] = None,
     settings: Annotated[str, typer.Option(help="further ones: images=100,rounds=10,batch=16,...")] = "",
     training: Annotated[str, typer.Option(help="of the semi-trained network: epochs=50,lr=0.1,...")] = "",
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="float32, tf32 or bf16")] = "tf32",
     chunk: Annotated[int | None, typer.Option(help="images at once; measured if not given")] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; the same folder resumes")] = None,
+    networks: Annotated[Path | None, typer.Option(help="where searches share their networks; else in OUT")] = None,
     data_dir: DataDir = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the record as JSON")] = False,
@@ -58,7 +71,8 @@ def run(
         return
     flags = {
         "policies": policies, "length": length, "top": top, "method": method, "variant": variant,
-        "threshold": threshold, "include": tuple(include or ()), "singles": singles, "seed": seed,
+        "threshold": threshold, "adversary": adversary, "include": tuple(include or ()), "singles": singles,
+        "seed": seed, **(_transferred(transfer, include or []) if transfer else {}),
     }  # fmt: skip
     wanted = SearchSettings(**{**flags, **parse_settings(SearchSettings, settings, "the search")})
     try:
@@ -75,18 +89,14 @@ def run(
             model,
             settings=wanted,
             folder=folder,
+            networks=networks,
             device=place,
             training=recipe,
             runtime=runtime,
             progress=progress,
             watch=watch,
         )
-    if as_json:
-        output.print_json(json.dumps(dataclasses.asdict(record)))
-        return
-    output.print(to_table(record))
-    output.print(_summary(record), highlight=False, soft_wrap=True)
-    output.print(f"record: {folder / 'search.json'}", highlight=False, soft_wrap=True)
+    _show(record, folder, as_json=as_json)
 
 
 @app.command()
@@ -112,15 +122,87 @@ def show(
     output.print(f"contact sheet: {file}", highlight=False, soft_wrap=True)
 
 
+@app.command("definitions")
+def show_definitions(
+    runs: Annotated[list[Path], typer.Argument(help="run folders of audits")],
+    epsilon: Annotated[float, typer.Option(help="PSNR in dB")] = 15.0,
+    plain_accuracy: Annotated[float | None, typer.Option(help="of the unprotected network, 0 to 1")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print as JSON")] = False,
+) -> None:
+    """Read the (epsilon, delta) and (epsilon, delta, gamma) of the paper off the records of audits."""
+    records = [record for run in runs for _, record in load_records(run)]
+    rows = definitions(records, epsilon=epsilon, plain_accuracy=plain_accuracy)
+    if as_json:
+        output.print_json(json.dumps([dataclasses.asdict(row) for row in rows]))
+        return
+    columns = ("audit", "images", "attack: delta", "policy: delta", "policy, private: delta", "gamma")
+    table = Table(*columns, title=f"epsilon {epsilon:g} dB; delta at most, at 95 %", title_justify="left")
+    for row in rows:
+        deltas = (row.attack, row.policy, row.policy_private)
+        shares = [f"{each.share:.3f} (≤ {each.upper:.3f})" for each in deltas]
+        table.add_row(row.title, str(row.images), *shares, "" if row.gamma is None else f"{row.gamma:.4f}")
+    output.print(table)
+
+
+@app.command("baseline")
+def show_baseline(
+    runs: Annotated[list[Path], typer.Argument(help="run folders of audits of random-policy:seed=0, seed=1, ...")],
+    as_json: Annotated[bool, typer.Option("--json", help="print as JSON")] = False,
+) -> None:
+    """Average the audits of random policies, the baseline of the paper."""
+    rows = random_baseline([record for run in runs for _, record in load_records(run)])
+    if as_json:
+        output.print_json(json.dumps([dataclasses.asdict(row) for row in rows]))
+        return
+    for row in rows:
+        table = Table("", "private", "protected", title=f"{row.attack}, {row.model}: {row.policies} random policies")
+        for name, private in row.private.items():
+            protected = row.protected[name]
+            table.add_row(
+                name, _with_error(private.mean, private.error, 3), _with_error(protected.mean, protected.error, 3)
+            )
+        for view, found in row.identified.items():
+            table.add_row(f"found first, {view}", _with_error(found.mean, found.error, 3))
+        if row.accuracy:
+            table.add_row("accuracy", _with_error(row.accuracy.mean, row.accuracy.error, 4))
+        output.print(table)
+
+
+def _transferred(run: Path, include: list[str]) -> dict[str, Any]:
+    """Return the settings that score the best policies of another search, and draw none."""
+    found = read(run)
+    policies = dict.fromkeys([*include, *found.hybrid.split("+"), *(entry.policy for entry in found.best)])
+    length = found.spec["search"]["length"]
+    return {"policies": 0, "length": length, "include": tuple(filter(None, policies))}
+
+
+def _show(record: SearchRecord, folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(json.dumps(dataclasses.asdict(record)))
+        return
+    output.print(to_table(record))
+    for line in (_summary(record), _timings(record), f"record: {folder / 'search.json'}"):
+        output.print(line, highlight=False, soft_wrap=True)
+
+
 def to_table(record: SearchRecord) -> Table:
     """Show the best policies so far."""
     count = f"{len(record.scored)} policies scored, {100 * record.passed:.0f} % pass {record.threshold:g}"
-    table = Table("policy", "operations", "S_pri", "S_acc", title=count, title_justify="left")
+    aware = any(entry.aware is not None for entry in record.best)
+    columns = ("policy", "operations", "S_pri", *(("S_aware", "undone") if aware else ()), "S_acc")
+    table = Table(*columns, title=count, title_justify="left")
     for entry in record.best[:_SHOWN]:
         operations = parse_policy(entry.policy, longest=len(entry.policy)).policies[0].describe()
-        private = _with_error(entry.privacy, entry.privacy_error, 4)
-        table.add_row(entry.policy, operations, private, _with_error(entry.accuracy, entry.accuracy_error, 2))
+        cells = [entry.policy, operations, _with_error(entry.privacy, entry.privacy_error, 4)]
+        if aware:
+            cells += [_with_error(entry.aware, entry.aware_error, 4), f"{100 * (entry.undone or 0):.0f} %"]
+        table.add_row(*cells, _with_error(entry.accuracy, entry.accuracy_error, 2))
     return table
+
+
+def _timings(record: SearchRecord) -> str:
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in record.seconds.items())
+    return f"{len(record.scored)} policies in {sum(record.seconds.values()):.1f} s: {stages}"
 
 
 def _with_error(value: float | None, error: float | None, digits: int) -> str:
@@ -149,6 +231,6 @@ def _display(*, quiet: bool) -> Iterator[tuple[Progress, Callable[[SearchRecord]
             live.update(Group(shown["line"], shown["table"]))
 
         def watch(record: SearchRecord) -> None:
-            shown["table"] = to_table(record)
+            shown["table"] = Group(to_table(record), _timings(record))
 
         yield progress, watch

@@ -1,23 +1,19 @@
 """`gradveil train`."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from gradveil import data
+from gradveil import data, training_record
 from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
-from gradveil.defenses import defenses as known_defenses
 from gradveil.engine import normalized
 from gradveil.errors import SpecError
-from gradveil.models import architectures, checkpoints
+from gradveil.models import architectures
 from gradveil.models.training import train
-from gradveil.spec import build, build_training
-from gradveil.storage import TensorFolder, cannot_write
+from gradveil.spec import build, build_defenses, build_training
+from gradveil.storage import TensorFolder
 
 
 def command(
@@ -30,11 +26,12 @@ def command(
     data_dir: Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one")] = None,
 ) -> None:
-    """Train a network through the protected client step, and keep it as a checkpoint."""
+    """Train a network through the protected client step, and keep it as a checkpoint with a record beside it."""
     if out.is_dir():
         raise SpecError(f"{out} is a folder; name the file to write, such as {out / 'model.safetensors'}")
     recipe, place = build_training(preset, settings), chosen_device(device)
-    protections = [build(known_defenses, text) for text in defense or []]
+    under = " + ".join(defense or []) or "none"
+    protections = build_defenses(under)
     loaded = data.load(dataset, data_dir)
     plain = build(architectures, model).build(input_shape=loaded.input_shape, num_classes=loaded.num_classes)
     store = TensorFolder(out.with_suffix(".unfinished"))
@@ -49,14 +46,15 @@ def command(
             store=store,
             device=place,
         )
-    about = {
-        "model": model, "dataset": dataset, "defenses": " + ".join(defense or []) or "no defense",
-        "accuracy": repr(done.accuracy), "training": json.dumps(asdict(recipe)), "torch": torch.__version__,
-    }  # fmt: skip
-    try:
-        checkpoints.save(done.model, out, about=about)
-    except OSError as error:
-        raise cannot_write(out, error) from error
+    training_record.keep(
+        done,
+        out,
+        model=model,
+        dataset=dataset,
+        loaded=loaded,
+        defenses="no defense" if under == "none" else under,
+        training=recipe,
+    )
     store.clear()
     reached = f"accuracy {100 * (done.accuracy or 0):.2f} % after {done.epochs} epochs in {done.seconds:.1f} s: {out}"
     output.print(reached, markup=False, highlight=False, soft_wrap=True)

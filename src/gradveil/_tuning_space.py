@@ -1,0 +1,85 @@
+"""The settings among which tuning looks."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Final, TypeAlias, TypeVar
+
+from gradveil.attacks import Attack, attacks
+from gradveil.errors import GradVeilError, SpecError, unknown_name
+from gradveil.streams import Streams
+
+A = TypeVar("A", bound=Attack)
+Space: TypeAlias = Sequence[Mapping[str, Sequence[object]]]
+"""Grids of settings: each maps fields of the attack to their values, and stands for every combination of them."""
+
+_SMOOTHNESS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+_MATCHING: Space = (
+    {"tv": _SMOOTHNESS},
+    {"tv": (3e-3, 1e-2, 3e-2), "lr": (0.03,)},
+    {"tv": (1e-2, 3e-2), "start": ("zeros",)},
+    {"tv": (1e-2,), "weights": ("linear", "balanced")},
+    {"tv": (1e-2, 3e-2), "variation": ("squared",)},
+    {"tv": (1e-2,), "coarse": (2,)},
+    {"tv": (1e-2, 3e-2), "restarts": (4,), "choice": ("objective", "pixel-mean", "registered-mean")},
+)
+_LBFGS: Space = (
+    {"lr": (1.0, 0.5, 0.1), "start": ("normal", "uniform", "pattern", "zeros")},
+    {"lr": (1.0, 0.5), "start": ("normal", "uniform"), "restarts": (4,)},
+)
+_SPACES: Final[Mapping[str, Space]] = MappingProxyType(
+    {
+        "inverting-gradients": _MATCHING,
+        "gradient-matching": (
+            *_MATCHING,
+            {"tv": (1e-2,), "objective": ("layer-cosine", "row-cosine")},
+            {"tv": (1e-2,), "decay": (False,), "lr": (0.03,)},
+        ),
+        "dlg": _LBFGS,
+        "idlg": _LBFGS,
+        "policy-aware": (
+            {"tv": _SMOOTHNESS, "lr": (0.1, 0.03)},
+            {"tv": (1e-3, 1e-2), "start": ("zeros", "smooth"), "fill": ("mean", "black")},
+        ),
+    }
+)
+
+
+def default_space(attack: Attack) -> Space:
+    """Return the settings worth trying for an attack; none for one that has nothing to tune.
+
+    Example:
+        >>> from gradveil.attacks import DLG
+        >>> sorted(default_space(DLG())[0])
+        ['lr', 'start']
+    """
+    return _SPACES.get(attacks.name_of(attack), ())
+
+
+def settings_of(attack: A, space: Space, *, limit: int, streams: Streams) -> list[A]:
+    """List the attack as it is, then up to `limit` others of a space, drawn at random if there are more.
+
+    Example:
+        >>> from gradveil.attacks import DLG
+        >>> grid = {"lr": (1.0, 0.5), "start": ("normal", "zeros")}
+        >>> len(settings_of(DLG(), [grid], limit=10, streams=Streams()))
+        4
+    """
+    others = [_changed(attack, grid, values) for grid in space for values in itertools.product(*grid.values())]
+    distinct = [other for other in dict.fromkeys(others) if other != attack]
+    order = streams.fork("settings").bind(1).permutation("settings", len(distinct))[0].tolist() if distinct else []
+    return [attack, *(distinct[place] for place in sorted(order[:limit]))]
+
+
+def _changed(attack: A, grid: Mapping[str, Sequence[object]], values: tuple[object, ...]) -> A:
+    known = [field.name for field in fields(attack)]  # type: ignore[arg-type]
+    for name in grid:
+        if name not in known:
+            raise unknown_name(f"setting of {attacks.name_of(attack)}", name, known)
+    try:
+        return replace(attack, **dict(zip(grid, values, strict=True)))  # type: ignore[type-var]
+    except GradVeilError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"the space of {attacks.name_of(attack)}: {error}") from error
