@@ -1,6 +1,8 @@
 """Federation: who holds what, training together, what the adversary sees, and what a server sends."""
 
+from gradveil.federated.aggregating import aggregate
 from gradveil.federated.checking import Check, preflight
+from gradveil.federated.deployment import RecordedAudit, audit_recorded
 from gradveil.federated.history import History, Round
 from gradveil.federated.observing import grantable, recorded_model, ruled_out, to_observation
 from gradveil.federated.partition import Partition, partition_picture, partitioners
@@ -31,10 +33,13 @@ __all__ = [
     "Partition",
     "Probe",
     "Recorded",
+    "RecordedAudit",
     "Replay",
     "Round",
     "Sighting",
     "VettingError",
+    "aggregate",
+    "audit_recorded",
     "compare_models",
     "federate",
     "fingerprint",

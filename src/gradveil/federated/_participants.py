@@ -25,7 +25,7 @@ class Site:
 
     Args:
         client: what they have in common.
-        splits: their private samples.
+        splits: their private samples, by client; on a client of its own there is one alone.
         settings: of the federation.
         knowledge: of the adversary.
         auxiliary: public material for it.
@@ -33,7 +33,7 @@ class Site:
     """
 
     client: Client
-    splits: tuple[Split, ...]
+    splits: Mapping[int, Split]
     settings: Federation
     knowledge: Knowledge
     auxiliary: Auxiliary | None
@@ -44,10 +44,9 @@ class Site:
         """A weight, whose device and number format are the model's."""
         return next(self.client.model.parameters())
 
-    @property
-    def streams(self) -> Streams:
-        """Of all clients, over all rounds."""
-        return Streams(seed=self.settings.seed, purpose="client").bind(len(self.splits))
+    def streams(self, clients: Sequence[int]) -> Streams:
+        """Of some clients, over all rounds."""
+        return Streams(seed=self.settings.seed, purpose="client", keys=tuple((client,) for client in clients))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +105,14 @@ class _Task:
     local: LocalTraining
 
 
-def train_clients(site: Site, number: int, clients: Sequence[int], weights: Weights, kept: Kept) -> list[Returned]:
+def train_clients(
+    site: Site, number: int | str, clients: Sequence[int], weights: Weights, kept: Kept
+) -> list[Returned]:
     """Train some clients in one round; those whose shapes agree in one stack.
 
     Args:
         site: the clients.
-        number: of the round.
+        number: of the round, which names its randomness.
         clients: who takes part.
         weights: that each was sent, stacked in that order.
         kept: from earlier rounds; clients that are not in it begin.
@@ -130,10 +131,10 @@ def train_clients(site: Site, number: int, clients: Sequence[int], weights: Weig
 
 
 def _begun(site: Site, client: int) -> State:
-    return begin(site.client, streams=site.streams.select([client]))
+    return begin(site.client, streams=site.streams([client]))
 
 
-def _task(site: Site, number: int, client: int) -> _Task:
+def _task(site: Site, number: int | str, client: int) -> _Task:
     """Draw the samples of a round: as many as its steps use, or all of them for more than one pass."""
     settings, held = site.settings, len(site.splits[client])
     count = min(settings.batch_size or held, held)
@@ -151,7 +152,7 @@ def _task(site: Site, number: int, client: int) -> _Task:
     return _Task(order[: steps * count], local)
 
 
-def _train(site: Site, number: int, tasks: list[tuple[int, _Task]], weights: Weights, kept: Kept) -> Step:
+def _train(site: Site, number: int | str, tasks: list[tuple[int, _Task]], weights: Weights, kept: Kept) -> Step:
     batches = [_batch(site, client, task.samples) for client, task in tasks]
     clients = [client for client, _ in tasks]
     names = kept[clients[0]]
@@ -174,8 +175,8 @@ def _batch(site: Site, client: int, samples: Tensor) -> Batch:
     return Batch(inputs[None].to(place), split.labels[samples][None].to(place))
 
 
-def _of_round(site: Site, number: int, clients: Sequence[int]) -> Streams:
-    return site.streams.select(clients).fork(f"round-{number}")
+def _of_round(site: Site, number: int | str, clients: Sequence[int]) -> Streams:
+    return site.streams(clients).fork(f"round-{number}")
 
 
 def _returned(site: Site, client: int, taken: Step, row: int) -> Returned:

@@ -8,7 +8,6 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from gradveil.client import Client
 from gradveil.engine import trainable
 from gradveil.types import State
 
@@ -67,14 +66,6 @@ class Weights:
             parameters={name: change(tensor) for name, tensor in self.parameters.items()},
             buffers={name: change(tensor) for name, tensor in self.buffers.items()},
         )
-
-
-def sent_model(client: Client) -> nn.Module:
-    """Return the network as the server sends it, with the defenses that the server knows of."""
-    model = client.model
-    for defense in client.model_defenses:
-        model = defense.wrap(model) if defense.server_side else model
-    return model
 
 
 def average(stacked: Tensor, shares: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 _COLUMNS: Final = (
-    "round", "clients", "samples", "loss", "accuracy", "update_norm_mean", "update_norm_max", "dropped", "seconds",
+    "round", "clients", "samples", "loss", "accuracy", "update_norm_mean", "update_norm_max", "epsilon", "dropped",
+    "seconds",
 )  # fmt: skip
 _ABSENT, _DROPPED = math.nan, -1.0
 
@@ -26,6 +27,7 @@ class Round:
         samples: that the clients who took part hold together.
         loss: of the model on the test split after the round; None without one.
         accuracy: from 0 to 1; None without a test split.
+        epsilon: largest of all clients after this round, at the settings' delta; None where no accountant gives one.
         seconds: of training and testing.
     """
 
@@ -34,6 +36,7 @@ class Round:
     samples: int = 0
     loss: float | None = None
     accuracy: float | None = None
+    epsilon: float | None = None
     seconds: float = 0.0
 
 
@@ -51,6 +54,10 @@ class History:
     rounds: tuple[Round, ...]
     models: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def scalars(self) -> list[tuple[int, dict[str, float | None]]]:
+        """List the numbers of every round by name, for TensorBoard."""
+        return [(number, _scalars(one)) for number, one in enumerate(self.rounds, start=1)]
+
     def to_csv(self) -> str:
         """Write one line per round."""
         file = io.StringIO()
@@ -60,10 +67,17 @@ class History:
         return file.getvalue()
 
 
+def _scalars(one: Round) -> dict[str, float | None]:
+    norm = sum(one.norms.values()) / len(one.norms) if one.norms else None
+    return {"loss": one.loss, "accuracy": one.accuracy, "update norm": norm, "epsilon": one.epsilon}
+
+
 def _line(number: int, one: Round) -> list[object]:
     norms = list(one.norms.values())
     mean, largest = (sum(norms) / len(norms), max(norms)) if norms else (math.nan, math.nan)
-    shown = [("" if value is None else f"{value:.6g}") for value in (one.loss, one.accuracy, mean, largest)]
+    shown = [
+        ("" if value is None else f"{value:.6g}") for value in (one.loss, one.accuracy, mean, largest, one.epsilon)
+    ]
     dropped = " ".join(map(str, one.dropped))
     return [number, len(norms), one.samples, *shown, dropped, f"{one.seconds:.3f}"]
 
@@ -73,7 +87,7 @@ class StoredRounds:
     """Rounds as tensors that a store can keep.
 
     Args:
-        rows: (R, 4) samples, loss, accuracy, seconds.
+        rows: (R, 5) samples, loss, accuracy, seconds, epsilon.
         norms: (R, clients), with marks for clients that were not there and for those dropped.
     """
 
@@ -83,25 +97,29 @@ class StoredRounds:
     @classmethod
     def of(cls, rounds: tuple[Round, ...], clients: int) -> Self:
         """Store rounds."""
-        rows = [[one.samples, _number(one.loss), _number(one.accuracy), one.seconds] for one in rounds]
+        rows = [
+            [one.samples, _number(one.loss), _number(one.accuracy), one.seconds, _number(one.epsilon)] for one in rounds
+        ]
         norms = torch.full((len(rounds), clients), _ABSENT, dtype=torch.float64)
         for line, one in zip(norms, rounds, strict=True):
             for client, norm in [*one.norms.items(), *((client, _DROPPED) for client in one.dropped)]:
                 line[client] = norm
-        return cls(torch.tensor(rows, dtype=torch.float64).view(-1, 4), norms)
+        return cls(torch.tensor(rows, dtype=torch.float64).view(-1, 5), norms)
 
     def rounds(self) -> tuple[Round, ...]:
         """Bring them back."""
         made = []
-        for (samples, loss, accuracy, seconds), norms in zip(self.rows.tolist(), self.norms.tolist(), strict=True):
+        for row, norms in zip(self.rows.tolist(), self.norms.tolist(), strict=True):
+            samples, loss, accuracy, seconds, epsilon = row
             there = {client: norm for client, norm in enumerate(norms) if not math.isnan(norm)}
             made.append(
                 Round(
                     norms={client: norm for client, norm in there.items() if norm != _DROPPED},
                     dropped=tuple(client for client, norm in there.items() if norm == _DROPPED),
                     samples=int(samples),
-                    loss=None if math.isnan(loss) else loss,
-                    accuracy=None if math.isnan(accuracy) else accuracy,
+                    loss=_known(loss),
+                    accuracy=_known(accuracy),
+                    epsilon=_known(epsilon),
                     seconds=seconds,
                 )
             )
@@ -110,3 +128,7 @@ class StoredRounds:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -2,15 +2,19 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradveil.attacks import attacks
+from gradveil.defenses import Defense
+from gradveil.defenses import defenses as known_defenses
 from gradveil.engine import normalized, trainable
 from gradveil.errors import GradVeilError, RecordError
 from gradveil.federated.recorder import About, Recorded
 from gradveil.models import build
+from gradveil.spec import build as build_method
 from gradveil.types import Knowledge, LossFn, Observation
 
 _NEEDED = ("input_shape", "num_classes", "batch_size", "mode")
@@ -53,6 +57,7 @@ def to_observation(
         labels=labels[None] if labels is not None and Knowledge.LABELS in knowledge else None,
         local=about.local() if Knowledge.LOCAL_TRAINING in knowledge else None,
         buffers_after=_stacked(recorded.buffers_after) if Knowledge.BUFFERS in knowledge else None,
+        defenses=stated_defenses(about) if Knowledge.DEFENSES in knowledge else None,
     )
 
 
@@ -78,6 +83,25 @@ def recorded_model(recorded: Recorded, model: nn.Module | None = None) -> nn.Mod
     return filled
 
 
+def as_gradient(recorded: Recorded) -> tuple[Recorded, str]:
+    """Return a recording whose update is read as a gradient of the mean loss, and say in words how.
+
+    One step of plain SGD is its gradient times the rate, exactly; several steps are read as one gradient, their mean.
+    What is not known is left as it is: attacks that compare directions do not mind a factor.
+    """
+    about = recorded.about
+    if about.shares == "gradient":
+        return recorded, "a gradient, as it was sent"
+    plain = about.optimizer == "sgd" and about.weight_decay == 0 and about.nesterov is False
+    if not plain or about.lr is None or about.steps is None or about.reduction is None:
+        return recorded, "a gradient up to an unknown factor"
+    size = (about.local_batch_size or about.batch_size or 1) if about.reduction == "sum" else 1
+    factor = 1 / (about.lr * about.steps * size)
+    update = {name: tensor * factor for name, tensor in recorded.update.items()}
+    words = "the gradient of its one step" if about.steps == 1 else f"one gradient, the mean of {about.steps} steps"
+    return replace(recorded, update=update), words
+
+
 def grantable(recorded: Recorded) -> Knowledge:
     """Return what the recording can grant an adversary beyond model and update.
 
@@ -87,6 +111,8 @@ def grantable(recorded: Recorded) -> Knowledge:
         <Knowledge.LOCAL_TRAINING: 4>
     """
     known = Knowledge.BUFFERS if recorded.buffers_after else Knowledge.NOTHING
+    if stated_defenses(recorded.about):
+        known |= Knowledge.DEFENSES
     try:
         recorded.about.local()
     except GradVeilError:
@@ -116,9 +142,19 @@ def ruled_out(recorded: Recorded, *, labels: bool = False) -> Mapping[str, str]:
 def _built(about: About) -> nn.Module:
     if about.model is None or about.input_shape is None or about.num_classes is None:
         raise RecordError("the recording does not say which model, images and classes it has; give the model itself")
+    if about.model.startswith("import:"):  # a file that came from elsewhere must not choose what is imported
+        raise RecordError(f"the recording's model is {about.model}, which is not imported for a file; give it yourself")
     channels, height, width = about.input_shape
     plain = build(about.model, input_shape=(channels, height, width), num_classes=about.num_classes)
     return normalized(plain, about.mean, about.std) if about.mean and about.std else plain
+
+
+def stated_defenses(about: About) -> tuple[Defense, ...]:
+    """Return the defenses that a recording names; none if it names none that GradVeil knows."""
+    try:
+        return tuple(build_method(known_defenses, text.strip()) for text in (about.defenses or "").split(" + ") if text)
+    except GradVeilError:
+        return ()
 
 
 def stated_loss(about: About) -> LossFn:

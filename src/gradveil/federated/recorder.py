@@ -195,12 +195,12 @@ def _about(header: str, path: Path) -> About:
         found = values.get("format") if isinstance(values, Mapping) else None
         raise RecordError(f"{path} has format {found}, but this version reads {FORMAT}; record it again")
     hints = typing.get_type_hints(About)
-    known = {name: _checked(name, hints[name], value, path) for name, value in values.items() if name in hints}
+    known = {name: checked_value(name, hints[name], value, path) for name, value in values.items() if name in hints}
     return About(**known)
 
 
-def _checked(name: str, kind: Any, value: object, path: Path) -> Any:
-    """Bring a value of JSON to the type of its field."""
+def checked_value(name: str, kind: Any, value: object, path: Path) -> Any:
+    """Bring a value of JSON or TOML to the type of its field of `About`."""
     if value == _UNKNOWN:
         return None
     (wanted,) = [option for option in typing.get_args(kind) if option is not type(None)]
@@ -214,4 +214,4 @@ def _checked(name: str, kind: Any, value: object, path: Path) -> Any:
         return float(value)
     elif isinstance(wanted, type) and type(value) is wanted:
         return value
-    raise RecordError(f"{path} says {name} is {value!r}, which cannot be; record it again")
+    raise RecordError(f"{path} says {name} is {value!r}, which cannot be; correct it")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gradveil.errors import GradVeilError
+from gradveil.errors import GradVeilError, SpecError
+from gradveil.registry import parse_settings
 from gradveil.types import LocalTraining, Mode
 
 Algorithm: TypeAlias = Literal["fedavg", "fedsgd", "round-robin", "decentralized"]
@@ -43,6 +44,7 @@ class Federation:
             secure aggregation or as any participant (`aggregate`), the difference of successive models
             (`next`, round-robin), or what a neighbour can make of the models it gets (`neighbour`); None takes the
             first that the algorithm has.
+        delta: of the guarantee, where a defense has one and an accountant is installed.
         seed: of all randomness.
     """
 
@@ -58,6 +60,7 @@ class Federation:
     share_buffers: bool = True
     graph: str = "ring"
     view: View | None = None
+    delta: float = 1e-5
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -69,6 +72,8 @@ class Federation:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta must be above 0 and below 1, got {self.delta}")
         if self.server_lr <= 0:
             raise ValueError(f"server_lr must be above 0, got {self.server_lr}")
         if self.view is not None and self.view not in _VIEWS[self.algorithm]:
@@ -79,3 +84,23 @@ class Federation:
     def seen_by(self) -> View:
         """The adversary's view, after the default of the algorithm."""
         return self.view or _VIEWS[self.algorithm][0]
+
+
+def build_federation(settings: str, local: str, *, rounds: int, seed: int) -> Federation:
+    """Make the settings of a federation from `field=value,...` of it and of its clients' training.
+
+    Example:
+        >>> build_federation("algorithm=fedsgd,fraction=0.5", "lr=0.2", rounds=3, seed=0).local.lr
+        0.2
+    """
+    values = parse_settings(Federation, settings, "the federation")
+    training = parse_settings(LocalTraining, local, "local training")
+    for name in ("steps", "shares", "local_batch_size", "shuffled"):
+        if name in training:
+            raise SpecError(
+                f"{name} follows from the federation; use --settings local_steps=...,batch_size=... instead"
+            )
+    try:
+        return Federation(**{"rounds": rounds, "seed": seed, **values, "local": LocalTraining(**training)})
+    except ValueError as error:
+        raise SpecError(str(error)) from error

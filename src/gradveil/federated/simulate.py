@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.client import Client
+from gradveil.client import Client, sent_model
 from gradveil.data import Split
 from gradveil.defenses import Defense
 from gradveil.engine import Progress, Runtime, Store
@@ -18,10 +19,12 @@ from gradveil.engine.runtime import silent
 from gradveil.errors import DataError
 from gradveil.federated import views
 from gradveil.federated._graph import neighbours
+from gradveil.federated._measuring import Measured, measure
 from gradveil.federated._participants import Site
+from gradveil.federated._privacy import guarantee
 from gradveil.federated._resume import identify, restore, to_tensors
 from gradveil.federated._rounds import Outcome, Standing, central_round, decentralized_round, sequential_round
-from gradveil.federated._weights import Weights, sent_model
+from gradveil.federated._weights import Weights
 from gradveil.federated.history import History, Round
 from gradveil.federated.settings import Federation
 from gradveil.federated.views import Watch
@@ -29,7 +32,7 @@ from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Knowledge, LossFn
 
 _NAME = "federation"
-_TEST_BATCH = 1000
+_SMALL, _AT_ONCE = 1_000_000, 10
 _RoundFunction: TypeAlias = Callable[[Site, int, Sequence[int], Standing, Watch], Outcome]
 _ROUNDS: dict[str, _RoundFunction] = {
     "fedavg": central_round,
@@ -92,11 +95,11 @@ def federate(
     client = Client(model=base, loss=loss, defenses=tuple(defenses), mode=settings.mode, pool=pool)
     site = Site(
         client=client,
-        splits=tuple(clients),
+        splits=dict(enumerate(clients)),
         settings=settings,
         knowledge=knowledge,
         auxiliary=auxiliary,
-        runtime=runtime or Runtime(precision="float32"),
+        runtime=runtime or _usual_runtime(base),
     )
     return _run(site, test=test, watch=watch, store=store, progress=progress)
 
@@ -114,8 +117,9 @@ def _run(site: Site, *, test: Split | None, watch: Watch, store: Store | None, p
         began = time.monotonic()
         outcome = _ROUNDS[settings.algorithm](site, number, _participants(site, number), standing, watch)
         standing = outcome.standing
-        measured = _measure(_model(sent, site, standing), test, site.client.loss)
-        rounds = (*rounds, _describe(outcome, measured, time.monotonic() - began))
+        measured = measure(_model(sent, site, standing), test, site.client.loss)
+        made = _describe(outcome, measured, time.monotonic() - began)
+        rounds = (*rounds, replace(made, epsilon=_epsilon(site, (*rounds, made))))
         if store:
             store.save(_NAME, to_tensors(standing, rounds, identity=identity, clients=len(site.splits)))
         progress(_NAME, number, settings.rounds)
@@ -144,31 +148,31 @@ def _model(sent: nn.Module, site: Site, standing: Standing) -> nn.Module:
     return (standing.weights.mean() if own else standing.weights).into(sent)
 
 
-def _measure(model: nn.Module, test: Split | None, loss: LossFn) -> tuple[float | None, float | None]:
-    """Return loss and accuracy on a clean split."""
-    if test is None:
-        return None, None
-    like = next(model.parameters())
-    total, hits = 0.0, 0
-    with torch.no_grad():
-        for rows in torch.arange(len(test)).split(_TEST_BATCH):
-            labels = test.labels[rows].to(like.device)
-            outputs = model(test.inputs(rows, dtype=like.dtype).to(like.device))
-            total += float(loss(outputs, labels)) * len(rows)
-            hits += int((outputs.argmax(1) == labels).sum())
-    return total / len(test), hits / len(test)
-
-
-def _describe(outcome: Outcome, measured: tuple[float | None, float | None], seconds: float) -> Round:
-    loss, accuracy = measured
+def _describe(outcome: Outcome, measured: Measured, seconds: float) -> Round:
     return Round(
         norms={one.client: one.norm for one in outcome.returned},
         dropped=outcome.dropped,
         samples=sum(one.samples for one in outcome.returned),
-        loss=loss,
-        accuracy=accuracy,
+        loss=measured.loss,
+        accuracy=measured.accuracy,
         seconds=seconds,
     )
+
+
+def _epsilon(site: Site, rounds: Sequence[Round]) -> float | None:
+    """Return the largest epsilon of a client after some rounds; in those it was dropped from, it shared too."""
+    counts = Counter(client for one in rounds for client in (*one.norms, *one.dropped))
+    worst = {(count, len(site.splits[client])) for client, count in counts.items()}
+    settings, defenses = site.settings, site.client.defenses
+    found = [guarantee(defenses, settings, rounds=n, held=held, delta=settings.delta) for n, held in worst]
+    return max((one.epsilon for one in found if one is not None), default=None)
+
+
+def _usual_runtime(model: nn.Module) -> Runtime:
+    """Measure how many clients fit, unless ten small networks on a CPU do anyway: measuring would take longer."""
+    like = next(model.parameters(), torch.zeros(()))
+    small = like.device.type == "cpu" and sum(tensor.numel() for tensor in model.parameters()) < _SMALL
+    return Runtime(precision="float32", chunk=_AT_ONCE if small else None)
 
 
 def _with_rounds(settings: Federation, rounds: int | None) -> Federation:

@@ -1,0 +1,50 @@
+"""Epsilon of a federation, where an accountant can give one."""
+
+import math
+from collections.abc import Sequence
+
+from gradveil.defenses import DPSGD, Defense, LocalDP
+from gradveil.federated.settings import Federation
+from gradveil.privacy import Guarantee, account
+from gradveil.privacy.accounting import AccountingError
+
+
+def guarantee(
+    defenses: Sequence[Defense], settings: Federation, *, rounds: int, held: int, delta: float
+) -> Guarantee | None:
+    """Return what a client is guaranteed after some rounds, or None where no accountant gives a number.
+
+    Batches are disjoint parts of a shuffled pass, not drawn by Poisson sampling, so that no sampling helps: a sample
+    counts as used in every pass, once. A defense after the first that has a guarantee only processes it further.
+
+    Args:
+        defenses: of the client.
+        settings: of the federation.
+        rounds: that the client took part in.
+        held: samples of the client.
+        delta: of the guarantee.
+    """
+    for defense in defenses:
+        noisy = isinstance(defense, DPSGD | LocalDP) and defense.noise_multiplier > 0
+        if not noisy or not rounds:
+            continue
+        steps = rounds * (passes(settings, held) if isinstance(defense, DPSGD) else 1)
+        try:
+            return account(defense, steps=steps, delta=delta, accountant="rdp")
+        except AccountingError:  # without opacus nobody computes epsilon, and none is printed
+            return None
+    return None
+
+
+def passes(settings: Federation, held: int) -> int:
+    """Return how often a client of `held` samples uses one of them in a round, at most.
+
+    Example:
+        >>> passes(Federation(local_epochs=2, batch_size=4), 9), passes(Federation(local_steps=3, batch_size=4), 9)
+        (2, 2)
+    """
+    if settings.algorithm == "fedsgd":
+        return 1
+    count = min(settings.batch_size or held, held)
+    steps = settings.local_steps or settings.local_epochs * (held // count)
+    return math.ceil(steps / max(held // count, 1))

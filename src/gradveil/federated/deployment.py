@@ -1,0 +1,225 @@
+"""The audit of recorded updates: a deployment case, whose truth nobody here has."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gradveil import record
+from gradveil.attacks import Attack, attacks
+from gradveil.engine import Runtime
+from gradveil.errors import GradVeilError, RecordError, SpecError
+from gradveil.federated.aggregating import aggregate
+from gradveil.federated.checking import Check, preflight
+from gradveil.federated.observing import as_gradient, ruled_out, to_observation
+from gradveil.federated.recorder import About, Recorded, load_update
+from gradveil.record import Network, Outcome, Record, Threat, about_this_run
+from gradveil.spec import build
+from gradveil.storage import write_atomically
+from gradveil.streams import Streams
+from gradveil.types import Knowledge, LossFn, Reconstruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAudit:
+    """What the audit of one recorded update gave.
+
+    Args:
+        name: of the file, or of the files that were added up.
+        record: without scores, since nobody knows the truth here.
+        checks: of the pre-flight.
+        ruled_out: attacks that cannot be run on this recording, and why, by name.
+        guess: what the attack made of it; None if it could not run.
+    """
+
+    name: str
+    record: Record
+    checks: tuple[Check, ...]
+    ruled_out: dict[str, str]
+    guess: Reconstruction | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What is the same for all files of an audit."""
+
+    attack: Attack
+    model: nn.Module | None
+    loss: LossFn | None
+    about: About
+    seed: int
+    runtime: Runtime
+    device: torch.device
+
+
+def audit_recorded(
+    files: Sequence[Path | str],
+    *,
+    attack: Attack | str,
+    out: Path | str,
+    model: nn.Module | None = None,
+    loss: LossFn | None = None,
+    about: About | None = None,
+    together: bool = False,
+    seed: int = 0,
+    runtime: Runtime | None = None,
+    device: torch.device | str | None = None,
+    redact: bool = False,
+) -> list[RecordedAudit]:
+    """Attack recorded updates, and write a run folder with records, pictures of the guesses and a report.
+
+    The adversary has what the file holds: model, update, and the local training and running statistics where the
+    recording knows them; never labels or data. What a file does not say rules attacks out, and the record says so. A
+    file that cannot be attacked is a failed cell; the others go on.
+
+    Args:
+        files: of `gradveil federate --record`, the `record` mod or the recording strategy.
+        attack: the adversary.
+        out: folder for `cells/NAME/record.json`, pre-flights and `report.html`.
+        model: of the architecture, where the recording names none that GradVeil knows.
+        loss: of outputs and labels, where the recording names none that GradVeil knows.
+        about: what is known beside the files; what a file says itself wins.
+        together: attack the mean of all files of each round, which is all that secure aggregation shows.
+        seed: of the attack.
+        runtime: precision, chunk, progress.
+        device: where to run.
+        redact: keep no pictures.
+    """
+    from gradveil import report
+
+    if not files:
+        raise SpecError("an audit of recorded updates needs at least 1 file, got none")
+    job = _Job(
+        attack=build(attacks, attack) if isinstance(attack, str) else attack,
+        model=model,
+        loss=loss,
+        about=about or About(),
+        seed=seed,
+        runtime=runtime or Runtime(),
+        device=torch.device(device or "cpu"),
+    )
+    folder = Path(out)
+    made = []
+    for name, recorded in _cases([Path(file) for file in files], together=together):
+        result = _attacked(name, recorded, job)
+        _write(result, folder / "cells" / name, redact=redact)
+        made.append(result)
+    report.build(folder, redact=redact)
+    return made
+
+
+def _cases(files: Sequence[Path], *, together: bool) -> list[tuple[str, Recorded]]:
+    """Read the files; added up by round if only their sum is seen."""
+    loaded = [load_update(file) for file in files]
+    if not together:
+        names = [file.stem for file in files]
+        twice = len(set(names)) < len(names)
+        return [
+            (f"{n}-{name}" if twice else name, one) for n, (name, one) in enumerate(zip(names, loaded, strict=True))
+        ]
+    rounds = sorted({one.about.round or 0 for one in loaded})
+    groups = {number: [one for one in loaded if (one.about.round or 0) == number] for number in rounds}
+    return [(f"round-{n}-of-{len(group)}-clients", aggregate(group)) for n, group in groups.items()]
+
+
+def _attacked(name: str, recorded: Recorded, job: _Job) -> RecordedAudit:
+    recorded = replace(recorded, about=recorded.about.filled(job.about))
+    checks, excluded = preflight(recorded, job.model), dict(ruled_out(recorded))
+    began = time.monotonic()
+    guess, error, granted, read = None, "", Knowledge.NOTHING, ""
+    try:
+        reason = excluded.get(attacks.name_of(job.attack))
+        if reason:
+            raise RecordError(reason)
+        guess, granted, read = _run(recorded, job)
+    except (GradVeilError, ValueError) as found:  # a file is a unit of its own: the others go on
+        error = str(found)
+    seconds = {"attack": time.monotonic() - began}
+    made = _record(name, recorded, job, guess, error=error, granted=granted, read=read, seconds=seconds)
+    return RecordedAudit(name=name, record=made, checks=checks, ruled_out=excluded, guess=guess)
+
+
+def _run(recorded: Recorded, job: _Job) -> tuple[Reconstruction, Knowledge, str]:
+    """Attack one recording; an attack that does not simulate local training reads the update as a gradient."""
+    raw = Knowledge.LOCAL_TRAINING in job.attack.requires
+    seen, read = (recorded, "as it was sent") if raw else as_gradient(recorded)
+    granted = job.attack.requires | (Knowledge.BUFFERS if recorded.buffers_after else Knowledge.NOTHING)
+    observation = to_observation(seen, model=job.model, loss=job.loss, knowledge=granted)
+    moved = replace(
+        observation,
+        model=observation.model.to(job.device),
+        update=tuple(tensor.to(job.device) for tensor in observation.update),
+        buffers_after={n: t.to(job.device) for n, t in (observation.buffers_after or {}).items()} or None,
+    )
+    return job.attack(moved, streams=Streams(seed=job.seed, purpose="attack"), runtime=job.runtime), granted, read
+
+
+def _record(
+    name: str,
+    recorded: Recorded,
+    job: _Job,
+    guess: Reconstruction | None,
+    *,
+    error: str,
+    granted: Knowledge,
+    read: str,
+    seconds: dict[str, float],
+) -> Record:
+    about, text = recorded.about, attacks.describe(job.attack)
+    return Record(
+        spec={
+            "recorded": {"file": name, "about": asdict(about), "update-read": read, "seed": job.seed},
+            "cell": {"attack": text, "defenses": about.defenses or "unknown"},
+        },
+        status="failed" if guess is None else "done",
+        error=error,
+        title=f"{name} · {text}",
+        attack=text,
+        defenses=about.defenses.split(" + ") if about.defenses else [],
+        threat=Threat(knowledge=list(granted.names()), letter=job.attack.threat, case="deployment"),
+        network=Network(
+            spec=about.model or _kind(job.model),
+            state="recorded",
+            mode=about.mode or "unknown",
+            parameters=sum(tensor.numel() for tensor in recorded.before.values()),
+        ),
+        outcome=_outcome(guess, job.runtime),
+        scores={},
+        identification={},
+        labels=[],
+        run=about_this_run(seconds=seconds, chunk=0 if guess is None else guess.chunk, device=job.device),
+    )
+
+
+def _outcome(guess: Reconstruction | None, runtime: Runtime) -> Outcome:
+    if guess is None:
+        return Outcome(objective=[], diverged=[], steps=[])
+    return Outcome(
+        objective=guess.objective.double().tolist(),
+        diverged=guess.diverged.tolist(),
+        steps=guess.steps.tolist(),
+        precision=runtime.precision,
+        captured=guess.captured,
+    )
+
+
+def _write(result: RecordedAudit, folder: Path, *, redact: bool) -> None:
+    shown = None if result.guess is None or redact else {"guess": _bytes(result.guess.inputs)}
+    record.write(result.record, folder, images=shown)
+    words: dict[str, Any] = {"checks": [asdict(check) for check in result.checks], "ruled out": result.ruled_out}
+    write_atomically(folder / "preflight.json", json.dumps(words, indent=1).encode())
+
+
+def _bytes(images: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    made: np.ndarray[Any, np.dtype[np.uint8]] = images.clamp(0, 1).mul(255).round().byte().cpu().numpy()
+    return made
+
+
+def _kind(model: nn.Module | None) -> str:
+    return "unknown" if model is None else type(model).__name__

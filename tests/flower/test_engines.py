@@ -1,0 +1,105 @@
+"""The same weights on every engine; the engines are processes of their own, on loopback, and none is left."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("flwr", reason="flwr is not installed; install the extra gradveil[flower] to test Flower")
+
+from safetensors.torch import load_file
+
+from gradveil import data
+from gradveil.federated import federate
+from gradveil.federated.partition import partition
+from gradveil.flower import Plan, client_app, run_in_process, server_app
+from gradveil.flower.launching import descendants, free_port, run_deployed, run_simulated
+
+CLIENTS = 4
+PROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "federation"
+version = "1.0.0"
+description = "The ready apps"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "gradveil"
+
+[tool.flwr.app.components]
+serverapp = "federation.server_app:app"
+clientapp = "federation.client_app:app"
+
+[tool.flwr.app.config]
+"""
+CONFIG = {
+    "model": "mlp:hidden=16",
+    "data": "digits",
+    "rounds": 3,
+    "seed": 5,
+    "client-seed": 5,
+    "settings": "batch_size=32,local_steps=2",
+    "clients": CLIENTS,
+    "timeout": 200.0,
+}
+DEFENSES = ["none", "gaussian-noise:std=0.01", "spn", "dp-sgd:norm=1,noise_multiplier=0.5"]
+
+
+def write_app(folder: Path) -> Path:
+    values = "".join(f"{key} = {value!r}\n".replace("'", '"') for key, value in CONFIG.items())
+    package = folder / "federation"
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(f'{PROJECT}{values}defenses = ""\nout = ""\n')
+    (package / "__init__.py").write_text("")
+    for name in ("client_app", "server_app"):
+        (package / f"{name}.py").write_text(f"from gradveil.flower import {name}\n\napp = {name}()\n")
+    return folder
+
+
+def simulated_here(defenses: str) -> dict[str, Tensor]:
+    """Return the weights of GradVeil's own simulation."""
+    plan = Plan.read({**CONFIG, "defenses": defenses})
+    train = data.load("digits").train
+    clients = partition(train, "iid", clients=CLIENTS, seed=5).apply(train)
+    return dict(
+        federate(plan.client().model, clients, settings=plan.federation, defenses=plan.defenses).model.state_dict()
+    )
+
+
+def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_one_process_gives_the_weights_of_the_local_simulation(tmp_path: Path) -> None:
+    config = {**CONFIG, "defenses": "gaussian-noise:std=0.01", "out": str(tmp_path)}
+    run_in_process(server_app(), client_app(), clients=CLIENTS, config=config)
+    assert_close(load_file(tmp_path / "model.safetensors"), simulated_here("gaussian-noise:std=0.01"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("defenses", DEFENSES)
+@pytest.mark.parametrize("engine", [run_simulated, run_deployed])
+def test_every_engine_of_flower_gives_the_weights_of_the_local_simulation(
+    engine: Callable[..., str], defenses: str, tmp_path: Path
+) -> None:
+    words = "" if defenses == "none" else defenses
+    app, out = write_app(tmp_path / "app"), tmp_path / "out"
+    engine(app, clients=CLIENTS, config={"defenses": words, "out": str(out)}, timeout=800.0)
+    assert_close(load_file(out / "model.safetensors"), simulated_here(words))
+    assert [line.split(",")[1:3] for line in (out / "rounds.csv").read_text().splitlines()[1:]] == [["4", "0"]] * 3
+    assert descendants(os.getpid()) == []
+
+
+def test_ports_are_free() -> None:
+    assert free_port() != free_port()
