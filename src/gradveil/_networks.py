@@ -109,7 +109,7 @@ def _trained(
         return Prepared(model=model, accuracy=float(about["accuracy"]), accuracy_of=about["accuracy_of"])
 
     training = replace(spec.training, seed=spec.seed)
-    with Runtime(threads=threads_for(model, settings.place())).numerics():
+    with Runtime(threads=threads_for(model, settings.place()), deterministic=spec.deterministic).numerics():
         done = train(
             model,
             dataset.train,

@@ -1,6 +1,7 @@
 """What only a GPU can show: captured steps, tf32, and both paths on its kernels."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from slow_gradients import distance, relative_error, slow_matching
 from slow_optimizers import Bowls
 from torch import nn
 
-from gradveil.attacks import DLG, Attack, InvertingGradients
+from gradveil.attacks import DLG, Attack, GradientMatching, InvertingGradients
 from gradveil.client import Client, step
 from gradveil.engine import LBFGS, SGD, Adam, Optimizer, Runtime, Variable, minimize, trainable
 from gradveil.engine._tapped import TappedGradients
 from gradveil.engine._vmapped import VmappedGradients
+from gradveil.models import build as architecture
 from gradveil.streams import Streams
 from gradveil.types import Batch, Knowledge, Mode, Observation
 
@@ -112,3 +114,35 @@ def test_an_operation_that_cannot_be_captured_runs_eagerly() -> None:
     found = minimize(looks, [Variable(start=torch.ones(2, 3).cuda())], optimizer=SGD(), steps=60)
     assert not found.captured
     assert float(found.objective.max()) < 1
+
+
+def test_a_deterministic_run_repeats_its_bits() -> None:
+    model = architecture("resnet20-4", input_shape=(3, 32, 32), num_classes=10).cuda().eval()
+    generator = torch.Generator().manual_seed(0)
+    batch = Batch(torch.rand(8, 1, 3, 32, 32, generator=generator), torch.arange(8)[:, None]).to("cuda")
+    client, guesses = Client(model=model, loss=F.cross_entropy), []
+    for _ in range(2):
+        runtime = Runtime(deterministic=True)
+        with runtime.numerics():
+            seen = step(
+                batch, client, streams=Streams(seed=0, purpose="client"), knowledge=Knowledge.LABELS
+            ).observation
+            guesses.append(InvertingGradients(steps=30)(seen, streams=Streams(seed=4), runtime=runtime))
+    assert torch.equal(guesses[0].inputs, guesses[1].inputs)
+    assert torch.equal(guesses[0].objective, guesses[1].objective)
+
+
+@pytest.mark.parametrize("objective", ["cosine", "row-cosine"])
+def test_bf16_matches_too(objective: Literal["cosine", "row-cosine"]) -> None:
+    model = architecture("resnet20-4", input_shape=(3, 32, 32), num_classes=10).cuda().eval()
+    generator = torch.Generator().manual_seed(0)
+    batch = Batch(torch.rand(4, 1, 3, 32, 32, generator=generator), torch.arange(4)[:, None]).to("cuda")
+    client = Client(model=model, loss=F.cross_entropy)
+    seen = step(batch, client, streams=Streams(seed=0, purpose="client"), knowledge=Knowledge.LABELS).observation
+    attack = GradientMatching(steps=60, objective=objective, signed=True, lr=0.1)
+    coarse, fine = (
+        attack(seen, streams=Streams(seed=4), runtime=Runtime(precision=precision)).objective
+        for precision in ("bf16", "tf32")
+    )
+    assert float(coarse.mean()) < 0.5
+    assert abs(float(coarse.mean() - fine.mean())) < 0.1

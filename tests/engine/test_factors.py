@@ -7,7 +7,7 @@ from networks import BY_NAME, CLASSES, SHAPE, build
 from slow_gradients import relative_error
 from torch import Tensor, nn
 
-from gradveil.engine import Factored, formed, square_and_product, trainable
+from gradveil.engine import Factored, formed, row_squares_and_products, square_and_product, trainable
 from gradveil.engine._tapped import TappedGradients
 from gradveil.engine.factors import pays
 
@@ -44,6 +44,22 @@ def test_formed_factors_are_the_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["convolution", "linear"])
+def test_rows_equal_those_of_the_gradients(kind: str) -> None:
+    fast, inputs, labels, target = both(kind)
+    slopes = []
+    for trial in (fast.factors(inputs, labels), fast(inputs, labels).gradients):
+        pairs = [row_squares_and_products(g, t) for g, t in zip(trial, target, strict=True)]
+        for gradient, goal, (squares, products) in zip(trial, target, pairs, strict=True):
+            rows, wanted = (t.flatten(2) if t.ndim > 2 else t[:, None] for t in (formed(gradient), goal))
+            assert torch.allclose(squares, rows.square().sum(2), rtol=1e-11)
+            assert torch.allclose(products, (rows * wanted).sum(2), rtol=1e-9, atol=1e-13)
+        value = sum((products * squares.rsqrt()).sin().sum() for squares, products in pairs)
+        assert isinstance(value, Tensor)
+        slopes.append(torch.autograd.grad(value, inputs)[0])
+    assert relative_error(slopes[:1], slopes[1:]) <= 1e-9
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear"])
 def test_squares_and_products_equal_those_of_the_gradients(kind: str) -> None:
     fast, inputs, labels, target = both(kind)
 
@@ -74,6 +90,18 @@ def test_each_victim_is_multiplied_by_its_own_number() -> None:
     gradient = Factored(torch.rand(2, 1, 3), torch.rand(2, 1, 4))
     scaled = gradient.times(torch.tensor([2.0, -1.0])).formed()
     assert torch.allclose(scaled, gradient.formed() * torch.tensor([2.0, -1.0])[:, None, None])
+
+
+def test_factors_of_few_bits_are_multiplied_in_the_format_of_the_inputs() -> None:
+    model = wide("convolution").float()
+    fast = TappedGradients(model, F.cross_entropy, trainable(model), "eval", "bf16")
+    inputs, labels = torch.rand(V, B, 3, 13, 13), torch.zeros(V, B, dtype=torch.long)
+    factors = fast.factors(inputs, labels)
+    assert {f.deltas.dtype for f in factors if isinstance(f, Factored)} == {torch.float32}
+    for factor, gradient in zip(factors, fast(inputs, labels).gradients, strict=True):
+        square, product = square_and_product(factor, gradient)
+        assert torch.allclose(square, gradient.flatten(1).square().sum(1), rtol=0.02)
+        assert torch.allclose(product, square, rtol=0.02)
 
 
 def test_factors_are_for_few_rows_and_large_gradients() -> None:

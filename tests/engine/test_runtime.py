@@ -44,6 +44,13 @@ def test_sets_the_numerics_and_restores_them(precision: Precision, units: str, d
     assert switches() == before
 
 
+def test_parts_of_a_deterministic_computation_are_deterministic() -> None:
+    with Runtime(deterministic=True).numerics(), Runtime(precision="float32").numerics():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 @pytest.mark.usefixtures("_restored_switches")
 def test_restores_what_a_program_had_chosen_with_the_newer_switches() -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"

@@ -6,12 +6,17 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gradveil.engine import Factored, Factors, formed, spread, square_and_product
+from gradveil.engine import Factored, Factors, formed, row_squares_and_products, spread, square_and_product
 from gradveil.types import Gradients
 
 Objective: TypeAlias = Literal["cosine", "l2", "l1", "layer-cosine", "row-cosine", "masked-cosine"]
 Distance: TypeAlias = Callable[[Factors], Tensor]
 """A trial update, multiplied out or not, to its (V,) distances from the observed one."""
+
+Compare: TypeAlias = Callable[[Tensor | Factored, Tensor], tuple[Tensor, Tensor]]
+"""A trial gradient and a target to (V, rows) squares of the trial and products of the two."""
+
+_SMALLEST = 1e-20  # square of a row that counts
 
 
 def inner(first: Gradients, second: Gradients) -> Tensor:
@@ -68,7 +73,7 @@ def distance_to(target: Gradients, objective: Objective, *, weights: Tensor | No
         tensor([3.])
     """
     if objective in {"layer-cosine", "row-cosine"}:
-        return _mean_cosine_to(target, weights, _rows if objective == "row-cosine" else _whole)
+        return _mean_cosine_to(target, weights, row_squares_and_products if objective == "row-cosine" else _whole)
     scale = _scaling(weights, power=1.0 if objective == "l1" else 0.5)
     goal = _formed(scale(target))
     if objective == "l2":
@@ -99,31 +104,26 @@ def _times(gradient: Tensor | Factored, factors: Tensor) -> Tensor | Factored:
     return gradient.times(factors) if isinstance(gradient, Factored) else gradient * spread(factors, gradient)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """View a parameter as (V, 1, entries)."""
-    return tensor.flatten(1)[:, None]
+def _whole(trial: Tensor | Factored, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the square and the product of a parameter, (V, 1) each."""
+    square, product = square_and_product(trial, target)
+    return square[:, None], product[:, None]
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """View a parameter as (V, outputs, entries); one without rows as a whole."""
-    return tensor.flatten(2) if tensor.ndim > 2 else _whole(tensor)
-
-
-def _mean_cosine_to(target: Gradients, weights: Tensor | None, view: Callable[[Tensor], Tensor]) -> Distance:
-    """Return one minus the weighted mean of the cosines of all rows."""
-    goals = tuple(_normalized(view(tensor)) for tensor in target)
-    shares = torch.ones((len(target[0]), len(goals)), device=target[0].device) if weights is None else weights
-    counts = torch.tensor([goal.shape[1] for goal in goals], device=shares.device, dtype=shares.dtype)
+def _mean_cosine_to(target: Gradients, weights: Tensor | None, compare: Compare) -> Distance:
+    """Return one minus the weighted mean of the cosines of all rows; rows of zeros have no slope."""
+    squares = [compare(tensor, tensor)[0] for tensor in target]
+    inverse = [square.clamp_min(_SMALLEST).rsqrt() for square in squares]
+    shares = torch.ones((len(target[0]), len(target)), device=target[0].device) if weights is None else weights
+    counts = torch.tensor([square.shape[1] for square in squares], device=shares.device, dtype=shares.dtype)
     shares = (shares / (shares * counts).sum(1, keepdim=True)).to(target[0].dtype)
-    kept = [i for i in range(len(goals)) if bool(shares[:, i].any())]
+    kept = [i for i in range(len(target)) if bool(shares[:, i].any())]
 
     def distance(trial: Factors) -> Tensor:
-        cosines = [(_normalized(view(formed(trial[i]))) * goals[i]).sum((1, 2)) * shares[:, i] for i in kept]
+        cosines = []
+        for i in kept:
+            square, product = compare(trial[i], target[i])
+            cosines.append((product * square.clamp_min(_SMALLEST).rsqrt() * inverse[i]).sum(1) * shares[:, i])
         return 1 - torch.stack(cosines).sum(0)
 
     return distance
-
-
-def _normalized(rows: Tensor) -> Tensor:
-    """Scale rows to length 1; rows of zeros stay, and have no slope."""
-    return rows / rows.square().sum(2, keepdim=True).clamp_min(1e-20).sqrt()

@@ -2,7 +2,7 @@
 
 from gradveil.engine.chunks import in_chunks
 from gradveil.engine.evaluation import Evaluation
-from gradveil.engine.factors import Factored, Factors, formed, square_and_product
+from gradveil.engine.factors import Factored, Factors, formed, row_squares_and_products, square_and_product
 from gradveil.engine.gradients import (
     GradientFunction,
     Trial,
@@ -42,6 +42,7 @@ __all__ = [
     "matching",
     "minimize",
     "normalized",
+    "row_squares_and_products",
     "spread",
     "square_and_product",
     "stacked_gradients",

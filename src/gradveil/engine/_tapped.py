@@ -60,7 +60,9 @@ class TappedGradients:
         taps, _, losses = self._run(inputs, labels)
         found = taps.factors(losses, create_graph=_differentiated(inputs, labels))
         return tuple(
-            factored if isinstance(factored := found.get(name), Factored) else self._of(name, found, inputs)
+            factored.to(inputs.dtype)
+            if isinstance(factored := found.get(name), Factored)
+            else self._of(name, found, inputs)
             for name in self._names
         )
 

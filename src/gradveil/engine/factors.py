@@ -37,15 +37,19 @@ class Factored:
         channels_last: Tensor = gradient.unflatten(2, (*self.kernel, -1))
         return channels_last.permute(0, 1, 4, 2, 3)
 
-    def square(self) -> Tensor:
-        """Return (V,), the sums of the squared entries."""
-        gram = torch.bmm(self.deltas, self.deltas.transpose(1, 2)), torch.bmm(self.seen, self.seen.transpose(1, 2))
-        return (gram[0] * gram[1]).sum((1, 2))
+    def row_squares(self) -> Tensor:
+        """Return (V, O), the sums of the squared entries of each row."""
+        pairs = torch.bmm(self.seen, self.seen.transpose(1, 2))
+        return (torch.bmm(pairs, self.deltas) * self.deltas).sum(1)
 
-    def product(self, target: Tensor) -> Tensor:
-        """Return (V,), the products with a target of the shape of the formed gradient."""
+    def row_products(self, target: Tensor) -> Tensor:
+        """Return (V, O), the products of each row with that of a target of the shape of the formed gradient."""
         matrix = target.permute(0, 1, 3, 4, 2).flatten(2) if self.kernel else target
-        return (torch.bmm(self.deltas, matrix) * self.seen).sum((1, 2))
+        return (torch.bmm(self.seen, matrix.transpose(1, 2)) * self.deltas).sum(1)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """Change the number format: products of factors of few bits would lose what is left of them."""
+        return replace(self, deltas=self.deltas.to(dtype), seen=self.seen.to(dtype))
 
     def times(self, factors: Tensor) -> Self:
         """Multiply each victim's gradient by one of (V,) numbers."""
@@ -83,23 +87,47 @@ def square_and_product(trial: Tensor | Factored, target: Tensor) -> tuple[Tensor
         (tensor([45.]), tensor([9.]))
     """
     if isinstance(trial, Factored):
-        return trial.square(), trial.product(target)
-    square, product = _Products.apply(trial, target)  # type: ignore[no-untyped-call]
-    return square, product
+        return trial.row_squares().sum(1), trial.row_products(target).sum(1)
+    squares, products = _products(trial, target, axis=1)
+    return squares, products
+
+
+def row_squares_and_products(trial: Tensor | Factored, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (V, O) squares and products of the rows, the gradients of one output each; a bias is a single row.
+
+    Example:
+        >>> trial = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+        >>> row_squares_and_products(trial, torch.ones(1, 2, 2))
+        (tensor([[ 5., 25.]]), tensor([[3., 7.]]))
+    """
+    if isinstance(trial, Factored):
+        return trial.row_squares(), trial.row_products(target)
+    if trial.ndim < 3:
+        return _products(trial[:, None], target[:, None], axis=2)
+    return _products(trial, target, axis=2)
+
+
+def _products(trial: Tensor, target: Tensor, *, axis: int) -> tuple[Tensor, Tensor]:
+    squares, products = _Products.apply(trial, target, axis)  # type: ignore[no-untyped-call]
+    return squares, products
 
 
 class _Products(torch.autograd.Function):
-    """A trial tensor's (V,) square and its (V,) product with the target, differentiated in one pass over both."""
+    """Squares of a trial tensor and its products with the target, summed from an axis on.
+
+    They are differentiated in one pass over both.
+    """
 
     @staticmethod
-    def forward(ctx: Any, trial: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, trial: Tensor, target: Tensor, axis: int) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(trial, target)
-        axes = tuple(range(1, trial.ndim))
+        axes = tuple(range(axis, trial.ndim))
         return torch.linalg.vector_norm(trial, dim=axes).square(), (trial * target).sum(axes)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_square: Tensor, of_product: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, of_squares: Tensor, of_products: Tensor) -> tuple[Tensor, None, None]:
         trial, target = ctx.saved_tensors
-        shape = (-1, *[1] * (trial.ndim - 1))
-        return torch.addcmul(trial * (2 * of_square).view(shape), target, of_product.view(shape)), None
+        shape = (*of_squares.shape, *[1] * (trial.ndim - of_squares.ndim))
+        by_trial = torch.addcmul(trial * (2 * of_squares).view(shape), target, of_products.view(shape))
+        return by_trial, None, None

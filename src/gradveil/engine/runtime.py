@@ -41,7 +41,8 @@ class Runtime:
     Args:
         precision: `float32`, `tf32` (float32 with tf32 matrix units on CUDA; the same as float32 elsewhere), `bf16`.
         capture: replay the step as a CUDA graph where it can be captured.
-        deterministic: use deterministic kernels only, so that a GPU repeats its bits.
+        deterministic: use deterministic kernels only, so that a GPU repeats its bits; parts of a deterministic
+            computation are deterministic too, whatever their own runtime says.
         chunk: victims at once; None measures what fits.
         progress: callback.
         store: where to keep checkpoints, None for nowhere.
@@ -87,10 +88,11 @@ class Runtime:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        if self.deterministic:
+        deterministic = self.deterministic or before[3]  # what is computed inside a deterministic run stays so
+        if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat its bits
         units = "ieee" if self.precision == "float32" else "tf32"
-        _set_numerics(units, units, not self.deterministic, self.deterministic, False)
+        _set_numerics(units, units, not deterministic, deterministic, before[4] and not self.deterministic)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads or threads)
         try:
