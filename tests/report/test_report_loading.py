@@ -114,6 +114,7 @@ def test_the_same_records_give_the_same_page(tmp_path: Path) -> None:
 def test_reports_import_records_metrics_and_nothing_that_runs_a_model() -> None:
     allowed = (
         "gradveil.record",
+        "gradveil._tradeoff_record",
         "gradveil.storage",
         "gradveil.errors",
         "gradveil.metrics",

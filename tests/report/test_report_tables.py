@@ -12,7 +12,7 @@ from synthetic_runs import constant, make_record, psnr, ranked
 
 from gradveil.metrics import bootstrap_interval
 from gradveil.record import Outcome, Record, Scores, Threat
-from gradveil.report import facts, overall, pairs, side_by_side, summarize, to_csv, to_rich, worst
+from gradveil.report import facts, overall, pairs, side_by_side, statistics, summarize, to_csv, to_rich, worst
 
 
 def failed(error: str = "out of memory") -> Record:
@@ -47,6 +47,32 @@ def test_worst_is_the_smallest_number_where_lower_is_closer() -> None:
     record = replace(make_record([1.0, 2.0], ranks=[5, 5]), scores={"mse": scores})
     (row,) = summarize([record])
     assert (row.metrics["mse"].summary.worst, row.metrics["mse"].success) == (0.01, 0.5)
+
+
+def test_the_share_that_reaches_the_threshold_follows_the_direction_of_the_metric() -> None:
+    scores = Scores(private=[[0.3], [0.01], [0.005], [0.2]], protected=[[0.1]] * 4, higher_is_better=False, title="MSE")
+    record = make_record([19.9, 20.0, 24.0, 9.5])
+    (row,) = summarize([replace(record, scores={**record.scores, "mse": scores, "own": scores})])
+    assert (row.metrics["psnr"].threshold, row.metrics["psnr"].above) == (20.0, 0.5)
+    assert (row.metrics["mse"].threshold, row.metrics["mse"].above) == (0.01, 0.5)
+    assert (row.metrics["own"].threshold, row.metrics["own"].above) == (None, None)
+
+
+def test_every_statistic_stands_in_the_terminal_within_a_hundred_columns() -> None:
+    record = make_record([15.0, 12.5, 24.0, 9.5])
+    seen = replace(record.scores["psnr"], protected=[[30.0]] * 4)
+    rows = summarize([replace(record, scores={**record.scores, "psnr": seen}), failed()])
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(statistics(rows))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    low, high = bootstrap_interval([15.0, 12.5, 24.0, 9.5])
+    (line,) = [line.split() for line in lines if "15.25" in line]
+    spread = np.std([15.0, 12.5, 24.0, 9.5], ddof=1)
+    assert line[:5] == ["1", "15.25", f"{spread:.2f}", f"{low:.2f}–{high:.2f}", "24.00"]
+    assert line[5:] == ["25.0%", "50.0%", "30.00", "75.0%", "13.00", "own", "mean", "colour"]
+    assert any("≥ 20 dB" in line for line in lines)
 
 
 def test_the_interval_is_over_updates_and_not_over_the_samples_of_one() -> None:
@@ -170,7 +196,7 @@ def test_the_terminal_table_fits_a_hundred_columns() -> None:
     )
     text = shown([make_record(), long, failed()])
     assert max(map(len, text.splitlines())) <= 100
-    for expected in ("LEAKS", "15.2", "24.0", "75.0%", "granted", "50.0%", "null: grey", "12.0"):
+    for expected in ("LEAKS", "15.2", "±6.3", "24.0", "75.0%", "granted", "50.0%", "null: grey", "12.0"):
         assert expected in text
 
 

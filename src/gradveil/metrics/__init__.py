@@ -19,7 +19,7 @@ from gradveil.metrics._identification import (
 from gradveil.metrics._membership import Tracing, membership_by_classifier, membership_by_label, trace
 from gradveil.metrics._nulls import null_guesses, other_of_class
 from gradveil.metrics._statistics import Summary, bootstrap_interval, reach_of_chance, summary
-from gradveil.metrics._tradeoff import Point, cap, ppc
+from gradveil.metrics._tradeoff import Point, Resamples, cap, cap_interval, ppc, ppc_position, resample_curve
 from gradveil.metrics._verdict import CONSTANT_NULLS, Comparison, Identification, Verdict, WorstCase, judge, worst_case
 from gradveil.metrics.lpips import LPIPS
 from gradveil.metrics.mse import MSE
@@ -41,6 +41,7 @@ __all__ = [
     "Metric",
     "Point",
     "RegisteredPSNR",
+    "Resamples",
     "Summary",
     "Tracing",
     "Verdict",
@@ -52,6 +53,7 @@ __all__ = [
     "blurred",
     "bootstrap_interval",
     "cap",
+    "cap_interval",
     "clean",
     "correlation",
     "draw_decoys",
@@ -66,7 +68,9 @@ __all__ = [
     "other_of_class",
     "pixels",
     "ppc",
+    "ppc_position",
     "reach_of_chance",
+    "resample_curve",
     "summary",
     "trace",
     "worst_case",

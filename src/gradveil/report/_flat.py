@@ -85,6 +85,8 @@ def _metric_fields(row: Row, name: str) -> Flat:
         "best": metric.summary.best,
         "protected_mean": metric.protected,
         "success": metric.success,
+        "threshold": metric.threshold,
+        "above_threshold": metric.above,
         **{f"null_{null}": mean for null, mean in metric.nulls.items()},
     }
     return {f"{name}_{key}": value for key, value in values.items()}

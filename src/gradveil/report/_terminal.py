@@ -18,8 +18,8 @@ _T = TypeVar("_T")
 def to_rich(rows: Sequence[Row]) -> Table:
     """Draw a table that fits 100 columns: one line per cell, then the null lines, then why cells failed.
 
-    It shows PSNR and SSIM, where `worst` is the closest reconstruction, and the share of private images found first
-    among decoys. Further metrics and views are in `to_csv`.
+    It shows PSNR and SSIM, mean ± standard deviation, where `worst` is the closest reconstruction, and the share of
+    private images found first among decoys. `statistics` shows the rest.
 
     Example:
         >>> to_rich([]).row_count
@@ -73,8 +73,12 @@ def _cell(row: Row, attack: str) -> list[Text | str]:
 
 
 def _scores(metric: MetricRow | None, *, decimals: int) -> list[str]:
-    values = (metric.summary.mean, metric.summary.worst) if metric else (None, None)
-    return [number(value, decimals=decimals) for value in values]
+    if metric is None:
+        return [number(None)] * 2
+    mean, spread, worst = (
+        number(value, decimals=decimals) for value in (metric.summary.mean, metric.summary.std, metric.summary.worst)
+    )
+    return [f"{mean}\n±{spread}", worst]
 
 
 def _null(line: NullLine, total: int) -> list[str]:

@@ -63,6 +63,16 @@ def percent(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
+def threshold(value: float | None, *, unit: str = "", higher_is_better: bool = True) -> str:
+    """Write what a score must reach.
+
+    Example:
+        >>> threshold(20.0, unit="dB"), threshold(0.5, higher_is_better=False), threshold(None)
+        ('≥ 20 dB', '≤ 0.5', '–')
+    """
+    return "–" if value is None else f"{'≥' if higher_is_better else '≤'} {value:g} {unit}".strip()
+
+
 def moment(date: str) -> str:
     """Write an ISO date of UTC to the minute, or leave it as it is.
 

@@ -81,6 +81,8 @@ class Grid:
 def grid(record: Record, images: Mapping[str, npt.NDArray[np.uint8]]) -> Grid | None:
     """Lay out the samples of a cell; identified ones come first, then the closest.
 
+    Where nobody knows the private images, as of recorded updates, the guesses stand alone in their order.
+
     Args:
         record: the cell.
         images: (V, B, C, H, W) bytes by name; may cover fewer victims than the record.
@@ -89,15 +91,16 @@ def grid(record: Record, images: Mapping[str, npt.NDArray[np.uint8]]) -> Grid | 
         None if there are no images to show.
     """
     arrays = {name: images[name] for name in _COLUMNS if name in images and images[name].ndim == 5}
-    if "private" not in arrays or record.status != "done":
+    whole = arrays.get("private", arrays.get("guess"))
+    if whole is None or record.status != "done":
         return None
-    order = [place for place in _worst_first(record) if place[0] < len(arrays["private"])]
+    order = [place for place in _worst_first(record) if place[0] < len(whole)] if record.labels else _all_of(whole)
     cards = [_card(record, arrays, *place) for place in order[:MOST]]
     return Grid(
         first=tuple(cards[:SHOWN]),
         rest=tuple(cards[SHOWN:]),
         left_out=max(0, len(order) - MOST),
-        pixelated=max(arrays["private"].shape[-2:]) <= PIXELATED,
+        pixelated=max(whole.shape[-2:]) <= PIXELATED,
     )
 
 
@@ -118,6 +121,11 @@ def data_uri(image: npt.NDArray[np.uint8]) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG" if exact else "JPEG", optimize=True, quality=85)
     return f"data:image/{'png' if exact else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _all_of(images: npt.NDArray[np.uint8]) -> list[tuple[int, int]]:
+    """List (victim, sample) in order."""
+    return [(victim, sample) for victim, sample in np.ndindex(images.shape[:2])]
 
 
 def _worst_first(record: Record) -> list[tuple[int, int]]:
@@ -142,22 +150,30 @@ def _closeness(record: Record) -> npt.NDArray[np.float64]:
 
 
 def _card(record: Record, arrays: Mapping[str, npt.NDArray[np.uint8]], victim: int, sample: int) -> Card:
-    label = record.labels[victim][sample]
-    name = record.classes[label] if 0 <= label < len(record.classes) else f"class {label}"
+    name = _class(record, victim, sample)
     pictures = []
     for column, array in arrays.items():
         if victim < len(array) and sample < array.shape[1]:
             image = array[victim, sample]
-            alt = f"{_COLUMNS[column]}, victim {victim + 1}, {name}"
+            alt = ", ".join((_COLUMNS[column], f"victim {victim + 1}", *name))
             height, width = image.shape[-2:]
             pictures.append(Picture(title=_COLUMNS[column], uri=data_uri(image), alt=alt, width=width, height=height))
-    place = f"victim {victim + 1}" + (f", sample {sample + 1}" if len(record.labels[victim]) > 1 else "")
+    several = next(iter(arrays.values())).shape[1] > 1
+    place = f"victim {victim + 1}" + (f", sample {sample + 1}" if several else "")
     return Card(
-        name=f"{place} · {name}",
+        name=" · ".join((place, *name)),
         pictures=tuple(pictures),
         scores=_scores(record, victim, sample),
         identified=bool(record.identification) and bool(_ranks(record)[victim, sample] == 0),
     )
+
+
+def _class(record: Record, victim: int, sample: int) -> tuple[str, ...]:
+    """Name the class of a sample, where it is known."""
+    if not record.labels:
+        return ()
+    label = record.labels[victim][sample]
+    return (record.classes[label] if 0 <= label < len(record.classes) else f"class {label}",)
 
 
 def _scores(record: Record, victim: int, sample: int) -> tuple[str, ...]:

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from gradveil.metrics import Summary, Verdict, bootstrap_interval, summary
 from gradveil.record import Record, Scores
 from gradveil.report._verdicts import success, verdict
+
+SUCCESS: Mapping[str, float] = MappingProxyType(
+    {"psnr": 20.0, "registered-psnr": 20.0, "ssim": 0.5, "mse": 0.01, "rmse": 0.5}
+)
+"""Scores from which on a reconstruction counts as a success, by metric: a habit of this report, not a paper's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,8 @@ class MetricRow:
         interval: 95 % bootstrap interval of the mean over victims.
         protected: mean against what the model saw.
         success: share of samples closer than every constant null of the same sample, None without such nulls.
+        threshold: score from which on a reconstruction counts as a success, None for a metric without one.
+        above: share of samples that reach it, None without one.
         nulls: mean of each null guess, by name.
     """
 
@@ -32,6 +40,8 @@ class MetricRow:
     interval: tuple[float, float]
     protected: float
     success: float | None
+    threshold: float | None
+    above: float | None
     nulls: Mapping[str, float]
 
 
@@ -186,7 +196,7 @@ def _row(number: int, record: Record) -> Row:
         state=network.state,
         victims=len(record.labels),
         batch_size=len(record.labels[0]) if record.labels else 0,
-        metrics={name: _metric_row(scores) for name, scores in record.scores.items()} if done else {},
+        metrics={name: _metric_row(scores, name) for name, scores in record.scores.items()} if done else {},
         identification=_identification_rows(record) if done else {},
         label_accuracy=float(np.mean(outcome.label_accuracy)) if done and outcome.label_accuracy else None,
         labels_granted=outcome.labels_granted,
@@ -204,8 +214,9 @@ def _one_line(text: str) -> str:
     return "".join(c for c in " ".join(text.split()) if c.isprintable())
 
 
-def _metric_row(scores: Scores) -> MetricRow:
+def _metric_row(scores: Scores, name: str) -> MetricRow:
     private = np.asarray(scores.private, dtype=np.float64)
+    threshold, sign = SUCCESS.get(name.partition(":")[0]), 1 if scores.higher_is_better else -1
     return MetricRow(
         title=scores.title,
         unit=scores.unit,
@@ -214,6 +225,8 @@ def _metric_row(scores: Scores) -> MetricRow:
         interval=bootstrap_interval(private.mean(axis=1)),
         protected=float(np.mean(scores.protected)) if scores.protected else np.nan,
         success=success(scores),
+        threshold=threshold,
+        above=None if threshold is None else float(np.mean(sign * private >= sign * threshold)),
         nulls={name: float(np.mean(values)) for name, values in scores.nulls.items() if values},
     )
 

@@ -1,0 +1,283 @@
+"""Cards: for a defense, an attack, a data set and a model, the paper's figure, ours, and the best known attack's."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradveil.errors import RecordError
+from gradveil.record import Record, read
+from gradveil.report._reported import Reported, read_reported
+from gradveil.report._verdicts import VERDICT_METRICS, VERDICT_VIEWS, preferred
+from gradveil.report._words import number
+from gradveil.report.tables import Row, summarize
+from gradveil.storage import write_atomically
+
+FEWEST = 8
+"""Private images below which a mean says little."""
+
+_DIVERGED = 0.1
+_CLEARLY = 0.1  # of the images found first, by which one attack is better than another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A mean over the private images of one record.
+
+    Args:
+        attack: spec string.
+        informed: whether it knows the defense and uses it.
+        metric: title, such as PSNR; always against the private images.
+        unit: such as dB.
+        higher_is_better: whether a larger number is a closer reconstruction.
+        value: the mean.
+        low: end of its 95 % interval over updates.
+        high: the other end.
+        found_first: share of private images that are the nearest of all candidates; None without candidates.
+        record: where it stands.
+    """
+
+    attack: str
+    informed: bool
+    metric: str
+    unit: str
+    higher_is_better: bool
+    value: float
+    low: float
+    high: float
+    found_first: float | None
+    record: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultCard:
+    """One defense against one attack on one model and data set.
+
+    Args:
+        defense: spec strings in one line, `none` for none; of a table without a single record, its row.
+        attack: spec string; of a table without a single record, its column.
+        data: spec string of the data set.
+        model: spec string of the network, and its state.
+        reported: what papers print for it, beside our number for the same cell; empty where no table has it.
+        ours: of this attack, None where no single record stands behind the card.
+        best: of the strongest attack on the same defense, data set and model; None without `ours`.
+        leaks: the verdict of the record, None if there is none.
+        accuracy: of the network, None if unknown.
+        unreliable: whether the figure may flatter the defense.
+        reasons: why it may.
+        record: behind the card.
+        date: of that record.
+    """
+
+    defense: str
+    attack: str
+    data: str
+    model: str
+    reported: tuple[Reported, ...]
+    ours: Figure | None
+    best: Figure | None
+    leaks: bool | None
+    accuracy: float | None
+    unreliable: bool
+    reasons: tuple[str, ...]
+    record: str
+    date: str
+
+    @property
+    def name(self) -> str:
+        """A file name that no other card has."""
+        text = "|".join((self.defense, self.attack, self.data, self.model))
+        words = re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-")[:80]
+        return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A record with the place it was found at.
+
+    Args:
+        place: relative to the folder that was searched.
+        record: that was read.
+        row: its statistics.
+    """
+
+    place: str
+    record: Record
+    row: Row
+
+    @property
+    def network(self) -> tuple[str, str]:
+        """The data set and the network."""
+        data = str(self.record.spec.get("audit", {}).get("dataset", ""))
+        return data, f"{self.row.model}, {self.row.state}"
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What a card is about."""
+        return self.row.defense, self.row.attack, *self.network
+
+    def figure(self) -> Figure | None:
+        """Return the mean of the first metric of the verdict; None if nothing was scored."""
+        names = preferred(self.row.metrics, VERDICT_METRICS)
+        if not names:
+            return None
+        metric, views = self.row.metrics[names[0]], preferred(self.row.identification, VERDICT_VIEWS)
+        return Figure(
+            attack=self.row.attack,
+            informed=self.row.adaptive,
+            metric=metric.title,
+            unit=metric.unit,
+            higher_is_better=metric.higher_is_better,
+            value=metric.summary.mean,
+            low=metric.interval[0],
+            high=metric.interval[1],
+            found_first=self.row.identification[views[0]].rate if views else None,
+            record=self.place,
+        )
+
+
+def find_cards(folder: Path) -> list[ResultCard]:
+    """Make the cards of all records below a folder, with the papers' numbers of the experiments below it.
+
+    Args:
+        folder: holds run folders, and experiments with `expected.json` and `result.json`.
+    """
+    found = []
+    for file in sorted(_visible(folder, "record.json")):
+        try:
+            found.append((str(file.relative_to(folder)), read(file)))
+        except RecordError:
+            continue  # a file of the same name that is no audit's
+    reported = [one for file in sorted(_visible(folder, "expected.json")) for one in read_reported(file, folder)]
+    return make_cards(found, reported)
+
+
+def make_cards(records: Iterable[tuple[str, Record]], reported: Sequence[Reported] = ()) -> list[ResultCard]:
+    """Make one card per defense, attack, data set and model; of several such records the largest and newest counts.
+
+    Args:
+        records: with the places they were found at; failed ones are passed over.
+        reported: numbers of papers; those that several records stand behind become cards of their own, and those that
+            nobody ran become none.
+
+    Example:
+        >>> make_cards([])
+        []
+    """
+    done = [(place, record) for place, record in records if record.status == "done" and record.scores]
+    rows = summarize([record for _, record in done])
+    all_found = [Found(place=place, record=record, row=row) for (place, record), row in zip(done, rows, strict=True)]
+    cards: dict[tuple[str, str, str, str], Found] = {}
+    for found in sorted(all_found, key=lambda one: (one.row.victims * one.row.batch_size, one.record.run.date)):
+        cards[found.key] = found
+    single = {found.place: found.key for found in all_found}
+    own = [
+        _card(found, all_found, [r for r in reported if single.get(r.record) == key]) for key, found in cards.items()
+    ]
+    return [*own, *(_of_table(one) for one in reported if one.record not in single and one.ours is not None)]
+
+
+def write_cards(cards: Sequence[ResultCard], folder: Path) -> Path:
+    """Write one JSON file per card into `folder/cards`, in place of the cards that were there."""
+    place = folder / "cards"
+    for old in place.glob("*.json"):
+        old.unlink()
+    for card in cards:
+        text = json.dumps(dataclasses.asdict(card), indent=1, ensure_ascii=False)
+        write_atomically(place / f"{card.name}.json", text.encode())
+    return place
+
+
+def _visible(folder: Path, name: str) -> list[Path]:
+    """List files of a name below a folder, hidden folders left out."""
+    return [p for p in folder.rglob(name) if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+
+
+def _card(found: Found, others: Sequence[Found], reported: Sequence[Reported]) -> ResultCard:
+    row, ours = found.row, found.figure()
+    alike = [one for one in others if (one.network, one.row.defense) == (found.network, row.defense)]
+    figures = [figure for one in alike if (figure := one.figure()) and ours and figure.metric == ours.metric]
+    best = max(figures, key=_closeness, default=ours)
+    reasons = (*_weak(found), *_untested(found, alike, others), *_beaten(ours, best))
+    data, model = found.network
+    return ResultCard(
+        defense=row.defense,
+        attack=row.attack,
+        data=data,
+        model=model,
+        reported=tuple(reported),
+        ours=ours,
+        best=best,
+        leaks=row.verdict.leaks if row.verdict else None,
+        accuracy=row.accuracy,
+        unreliable=bool(reasons),
+        reasons=reasons,
+        record=found.place,
+        date=found.record.run.date,
+    )
+
+
+def _of_table(reported: Reported) -> ResultCard:
+    """Make a card of a cell of a table that several records stand behind, or one that is no audit's."""
+    return ResultCard(
+        defense=reported.row,
+        attack=reported.column,
+        data="",
+        model=f"{reported.paper}, {reported.table}",
+        reported=(reported,),
+        ours=None,
+        best=None,
+        leaks=None,
+        accuracy=None,
+        unreliable=False,
+        reasons=(),
+        record=reported.record,
+        date="",
+    )
+
+
+def _closeness(figure: Figure) -> tuple[float, float]:
+    """Order figures by what they give away: images found first, then the mean."""
+    return figure.found_first or 0.0, figure.value if figure.higher_is_better else -figure.value
+
+
+def _weak(found: Found) -> list[str]:
+    images, outcome = found.row.victims * found.row.batch_size, found.record.outcome
+    reasons = [f"{images} private images are few"] if images < FEWEST else []
+    diverged = sum(outcome.diverged) / max(len(outcome.diverged), 1)
+    if diverged > _DIVERGED:
+        reasons.append(f"the attack diverged on {100 * diverged:.0f} % of the updates")
+    if found.row.verdict is None:
+        reasons.append("nothing was scored that could decide whether it leaks")
+    return reasons
+
+
+def _untested(found: Found, alike: Sequence[Found], others: Sequence[Found]) -> list[str]:
+    """Say what is missing to believe that a defense, and not a weak attack, is behind a figure."""
+    row, reasons = found.row, []
+    if not row.defenses:
+        return []
+    if not any(one.row.adaptive for one in alike):
+        why = "; ".join(filter(None, row.reasons.values()))
+        reasons.append(f"nobody who knows the defense was run{f': {why}' if why else ''}")
+    same = [one for one in others if one.network == found.network and one.row.attack == row.attack]
+    plain = [one.row.verdict for one in same if not one.row.defenses and one.row.verdict]
+    if row.verdict and not row.verdict.leaks and not row.adaptive and not any(verdict.leaks for verdict in plain):
+        known = "shows no leak without the defense either" if plain else "was never run without the defense"
+        reasons.append(f"no leak was shown, but the same attack {known}")
+    return reasons
+
+
+def _beaten(ours: Figure | None, best: Figure | None) -> list[str]:
+    """Say that another attack on the same defense is better, where the difference is no accident."""
+    if ours is None or best is None or best.record == ours.record:
+        return []
+    closer = best.low > ours.high if ours.higher_is_better else best.high < ours.low
+    if not closer and (best.found_first or 0.0) - (ours.found_first or 0.0) < _CLEARLY:
+        return []
+    who = f"{best.attack}{', who knows the defense,' if best.informed else ''}"
+    finds = "" if best.found_first is None else f" and finds {100 * best.found_first:.0f} % of the images first"
+    return [f"{who} reaches {best.metric} {number(best.value, unit=best.unit)} {best.unit}".strip() + finds]

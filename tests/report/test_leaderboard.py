@@ -1,0 +1,202 @@
+"""Cards and the leaderboard, from invented records and invented papers."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_runs import make_record, write_run
+from typer.testing import CliRunner
+
+from gradveil.cli import app
+from gradveil.errors import RecordError
+from gradveil.record import Outcome, Record
+from gradveil.report import ResultCard, build_leaderboard, find_cards, make_cards, render_leaderboard
+
+TIGHT = [7.0, 8.0, 9.0, 7.5, 7.2, 8.1, 9.0, 7.7]
+WIDE = [15.0, 12.5, 24.0, 18.0, 15.5, 16.5, 17.0, 20.0]
+
+
+def made(
+    values: Sequence[float] = WIDE,
+    *,
+    defenses: Sequence[str] = (),
+    attack: str = "dlg",
+    adaptive: bool = False,
+    date: str = "2026-01-01T00:00:00+00:00",
+) -> Record:
+    """Make a record of 8 images on digits; those of `WIDE` are found first, the others are not."""
+    ranks = [0 if value > 10 else 50 for value in values]
+    record = make_record(values, ranks=ranks, defenses=defenses, attack=attack, adaptive=adaptive)
+    return replace(record, spec={"audit": {"dataset": "digits"}}, run=replace(record.run, date=date))
+
+
+def cards_of(*records: Record) -> dict[tuple[str, str], ResultCard]:
+    cards = make_cards([(f"{number}/record.json", record) for number, record in enumerate(records)])
+    return {(card.defense, card.attack): card for card in cards}
+
+
+def test_a_card_holds_our_figure_and_the_best_known_one() -> None:
+    cards = cards_of(
+        made(),
+        made(TIGHT, defenses=["pruning"]),
+        made(defenses=["pruning"], attack="bayes-optimal", adaptive=True),
+    )
+    card = cards["pruning", "dlg"]
+    assert card.ours is not None
+    assert card.best is not None
+    assert (card.data, card.model) == ("digits", "lenet, untrained")
+    assert card.ours.value == pytest.approx(sum(TIGHT) / 8)
+    assert card.ours.low < card.ours.value < card.ours.high
+    assert (card.best.attack, card.best.informed, card.best.found_first) == ("bayes-optimal", True, 1.0)
+    assert card.best.value == pytest.approx(sum(WIDE) / 8)
+    assert (card.leaks, card.record, card.best.record) == (False, "1/record.json", "2/record.json")
+
+
+def test_a_figure_that_an_informed_attack_beats_is_unreliable_and_says_so() -> None:
+    cards = cards_of(
+        made(),
+        made(TIGHT, defenses=["pruning"]),
+        made(defenses=["pruning"], attack="bayes-optimal", adaptive=True),
+    )
+    assert cards["pruning", "dlg"].unreliable
+    (reason,) = cards["pruning", "dlg"].reasons
+    assert reason == "bayes-optimal, who knows the defense, reaches PSNR 17.31 dB and finds 100 % of the images first"
+    assert not cards["pruning", "bayes-optimal"].unreliable
+    assert not cards["none", "dlg"].unreliable
+
+
+def test_a_closer_reconstruction_beats_a_figure_though_no_image_is_found_first() -> None:
+    better = made([value + 2 for value in TIGHT], defenses=["pruning"], attack="bayes-optimal", adaptive=True)
+    near = made([value + 0.1 for value in TIGHT], defenses=["pruning"], attack="bayes-optimal", adaptive=True)
+    better, near = (replace(record, identification=made(TIGHT).identification) for record in (better, near))
+    assert (
+        "reaches PSNR 9.94 dB"
+        in cards_of(made(), made(TIGHT, defenses=["pruning"]), better)["pruning", "dlg"].reasons[0]
+    )
+    assert not cards_of(made(), made(TIGHT, defenses=["pruning"]), near)["pruning", "dlg"].unreliable
+
+
+def test_a_defense_that_nobody_who_knows_it_attacked_is_unreliable() -> None:
+    record = made(TIGHT, defenses=["pruning"])
+    threat = replace(record.threat, informed={"pruning": ""}, reasons={"pruning": "there is none yet"})
+    card = cards_of(made(), replace(record, threat=threat))["pruning", "dlg"]
+    assert card.reasons == ("nobody who knows the defense was run: there is none yet",)
+
+
+@pytest.mark.parametrize(
+    ("plain", "reason"),
+    [
+        ([made(TIGHT)], "shows no leak without the defense either"),
+        ([], "was never run without the defense"),
+        ([made()], None),
+    ],
+)
+def test_an_attack_that_breaks_nothing_tells_nothing_of_a_defense(plain: list[Record], reason: str | None) -> None:
+    informed = made(TIGHT, defenses=["pruning"], attack="bayes-optimal", adaptive=True)
+    card = cards_of(*plain, made(TIGHT, defenses=["pruning"]), informed)["pruning", "dlg"]
+    assert [text.partition("the same attack ")[2] for text in card.reasons] == ([reason] if reason else [])
+
+
+def test_few_images_and_diverged_attacks_are_unreliable() -> None:
+    few = cards_of(made(WIDE[:3]))["none", "dlg"]
+    assert few.reasons == ("3 private images are few",)
+    outcome = Outcome(objective=[], diverged=[True] * 2 + [False] * 6, steps=[])
+    wild = cards_of(replace(made(), outcome=outcome))["none", "dlg"]
+    assert wild.reasons == ("the attack diverged on 25 % of the updates",)
+
+
+def test_of_several_runs_the_largest_and_newest_counts_and_failed_ones_do_not() -> None:
+    old, new = made(TIGHT), made(date="2026-02-02T00:00:00+00:00")
+    small = made(WIDE[:4], date="2026-03-03T00:00:00+00:00")
+    failed = replace(made(TIGHT, attack="idlg"), status="failed", error="out of memory", scores={})
+    cards = cards_of(new, old, small, failed)
+    assert list(cards) == [("none", "dlg")]
+    assert cards["none", "dlg"].record == "0/record.json"
+
+
+def an_experiment(folder: Path) -> Path:
+    """Write a table of three cells: one with a record, one with two, one that was not run."""
+    place = folder / "experiments" / "ats-table-1a"
+    write_run(place / "records", {"1": (made(), None)})
+    rows = [
+        {"row": "none", "column": "PSNR", "value": 16.5, "unit": "dB"},
+        {"row": "policies", "column": "PSNR", "value": 7.0, "unit": "dB"},
+        {"row": "hybrid", "column": "PSNR", "value": 6.5, "unit": "dB"},
+    ]
+    (place / "expected.json").write_text(json.dumps({"paper": "ats", "table": "Table 1(a)", "rows": rows}))
+    one = {"row": "none", "column": "PSNR", "value": 17.3125, "interval": [15.0, 19.5], "unit": "dB"}
+    two = {"row": "policies", "column": "PSNR", "value": 8.0, "interval": None, "unit": "dB"}
+    values = [
+        {**one, "records": ["records/cells/1/record.json"]},
+        {**two, "records": ["records/cells/1/record.json", "records/cells/2/record.json"]},
+    ]
+    (place / "result.json").write_text(json.dumps({"artefact": "ats-table-1a", "values": values}))
+    return place
+
+
+def test_the_number_of_a_paper_stands_on_the_card_of_its_record(tmp_path: Path) -> None:
+    an_experiment(tmp_path)
+    cards = {card.defense: card for card in find_cards(tmp_path)}
+    (reported,) = cards["none"].reported
+    assert (reported.paper, reported.table, reported.value, reported.ours) == ("ats", "Table 1(a)", 16.5, 17.3125)
+    assert reported.difference == pytest.approx(0.8125)
+    assert cards["none"].record == "experiments/ats-table-1a/records/cells/1/record.json"
+    assert cards["none"].ours is not None
+
+    assert (cards["policies"].reported[0].records, cards["policies"].ours) == (2, None)
+    assert not cards["policies"].unreliable
+    assert "hybrid" not in cards  # The paper has it, but nobody ran it.
+
+
+def test_the_command_writes_one_card_each_and_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    an_experiment(tmp_path)
+    write_run(tmp_path / "runs", {"2": (made(TIGHT, defenses=["<b>pruning</b>"]), None)})
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "expected.json").write_text("no JSON")
+    done = CliRunner().invoke(app, ["report", "leaderboard", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    cards = [json.loads(file.read_text()) for file in (tmp_path / "cards").glob("*.json")]
+    assert sorted(card["defense"] for card in cards) == ["<b>pruning</b>", "none", "policies"]
+    assert {"reported", "ours", "best", "unreliable", "reasons", "record"} <= set(cards[0])
+
+    page = (tmp_path / "leaderboard.html").read_text(encoding="utf-8")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+    assert "<b>pruning</b>" not in page
+    assert page.count("<tr") == 4
+    again = build_leaderboard(tmp_path)
+    assert again.read_text(encoding="utf-8") == page
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="there is no record of an audit below"):
+        build_leaderboard(tmp_path)
+    (tmp_path / "expected.json").write_text('{"rows": [{"value": 1}]}')
+    with pytest.raises(RecordError, match="holds no rows and columns"):
+        find_cards(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_click_sorts_the_page_by_number_and_back(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = Path("/usr/bin/chromium")
+    if not chromium.exists():
+        pytest.skip(f"there is no browser at {chromium}")
+    records = [made([value] * 8, defenses=[f"clipping:norm={value}"]) for value in (9.0, 100.0, 20.0)]
+    file = tmp_path / "leaderboard.html"
+    file.write_text(render_leaderboard(make_cards([(str(n), r) for n, r in enumerate(records)])), encoding="utf-8")
+    column = "[...document.querySelectorAll('#board tbody tr')].map((row) => parseFloat(row.cells[4].dataset.key))"
+    with playwright.sync_playwright() as started:
+        browser: Any = started.chromium.launch(executable_path=str(chromium), args=["--headless", "--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(column) == [100.0, 20.0, 9.0]
+        page.get_by_role("button", name="Ours").click()
+        assert page.evaluate(column) == [9.0, 20.0, 100.0]
+        page.get_by_role("button", name="Ours").click()
+        assert page.evaluate(column) == [100.0, 20.0, 9.0]
+        browser.close()
