@@ -1,0 +1,113 @@
+"""`gradveil reproduce`."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from gradveil.cli._device import chosen_device
+from gradveil.cli._show import console, output, progress_bar
+from gradveil.errors import SpecError, unknown_name
+from gradveil.grid import Settings
+from gradveil.reproducing import (
+    SIZES,
+    Artefact,
+    Line,
+    Means,
+    Size,
+    catalogue,
+    find_artefact,
+    find_experiments,
+    keep,
+    reproduce,
+)
+from gradveil.spec import Cell
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="such as ats-table-1a; --list shows all")] = "",
+    size: Annotated[str, typer.Option(help="smoke (seconds on a CPU), small (minutes on a GPU) or paper")] = "smoke",
+    part: Annotated[list[str] | None, typer.Option(help="run this part alone; repeat")] = None,
+    checkpoints: Annotated[Path | None, typer.Option(help="folder of networks trained before")] = None,
+    adopt: Annotated[list[Path] | None, typer.Option(help="take over audits of this folder that fit; repeat")] = None,
+    kept: Annotated[bool, typer.Option("--keep", help="make the run the result in the experiments folder")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="show every table and figure with its state")] = False,
+    experiments: Annotated[Path | None, typer.Option(help="folder of the experiments; else ./experiments")] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; the same folder resumes")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; a GPU if there is one")] = None,
+    chunk: Annotated[int | None, typer.Option(help="victims at once; measured if not given")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print as JSON")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
+) -> None:
+    """Run a table or figure of a paper again, and set our numbers beside the printed ones."""
+    place = find_experiments(experiments)
+    if listed or not name:
+        _show_list(catalogue(place), as_json=as_json)
+        return
+    artefact, chosen = find_artefact(place, name), _size(size)
+    if kept and chosen == "smoke":
+        raise SpecError("--keep is for small and paper runs; a smoke run is no result of a paper's table")
+    folder, silent = out or Path("runs") / f"{name}-{chosen}", quiet or as_json
+    settings = Settings(data_dir=data_dir, device=chosen_device(device), chunk=chunk, redact=True)
+    with progress_bar(quiet=silent) as bar:
+        settings = replace(settings, progress=bar, announce=None if silent else _announce)
+        means = Means(settings=settings, checkpoints=checkpoints, adopted=tuple(adopt or ()))
+        lines = reproduce(artefact, chosen, folder, means=means, parts=part or ())
+    if as_json:
+        rows = [{**dataclasses.asdict(line), "difference": line.difference} for line in lines]
+        output.print_json(json.dumps({"artefact": name, "size": chosen, "folder": str(folder), "rows": rows}))
+    else:
+        output.print(to_table(artefact, chosen, lines))
+        output.print(f"records: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if kept:
+        path = keep(artefact, chosen, folder)
+        console.print(f"kept: {path}; now write the verdict in its README", markup=False, soft_wrap=True)
+
+
+def to_table(artefact: Artefact, size: Size, lines: Sequence[Line]) -> Table:
+    """Show paper, ours and difference, one line per cell of the paper's table."""
+    warning = "; smoke runs on toy data, its numbers mean nothing" if size == "smoke" else ""
+    title = f"{artefact.name} ({size}): {artefact.title}{warning}"
+    table = Table("row", "column", "paper", "ours", "95 %", "difference", title=title, title_justify="left")
+    for line in lines:
+        interval = "" if line.interval is None else f"{_shown(line.interval[0])} … {_shown(line.interval[1])}"
+        difference = "" if line.difference is None else f"{line.difference:+.4g}"
+        column = f"{line.column} ({line.unit})" if line.unit else line.column
+        table.add_row(escape(line.row), escape(column), _shown(line.paper), _shown(line.ours), interval, difference)
+    return table
+
+
+def _show_list(artefacts: Sequence[Artefact], *, as_json: bool) -> None:
+    if as_json:
+        rows = [{**dataclasses.asdict(one), "folder": str(one.folder)} for one in artefacts]
+        output.print_json(json.dumps(rows))
+        return
+    table = Table("name", "what it shows", "state", "why, or what is left out", title_justify="left")
+    for one in artefacts:
+        state = one.state
+        result = one.result() if one.state == "run" else None
+        words = state if result is None else f"{state} ({result['size']})"
+        table.add_row(one.name, escape(one.title), words, escape(one.why))
+    output.print(table)
+
+
+def _size(text: str) -> Size:
+    for size in SIZES:
+        if text == size:
+            return size
+    raise unknown_name("size", text, SIZES)
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _announce(number: int, total: int, cell: Cell) -> None:
+    console.print(f"[dim]cell {number} of {total}:[/] {escape(cell.title)}", highlight=False)

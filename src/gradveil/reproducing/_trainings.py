@@ -1,0 +1,131 @@
+"""Trainings: the accuracy of networks trained on protected images, and feature extractors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gradveil import data, training_record
+from gradveil.data import Dataset
+from gradveil.defenses import Loda
+from gradveil.engine import Runtime, normalized
+from gradveil.errors import RecordError, SpecError
+from gradveil.models import build
+from gradveil.models.training import Training, train
+from gradveil.obscuring import Study, save_extractor, train_extractor
+from gradveil.reproducing._kinds import Means, matches, slug
+from gradveil.reproducing.measuring import Measurement
+from gradveil.reproducing.plans import Part, Wanted
+from gradveil.spec import build_defenses, spec_from
+from gradveil.storage import TensorFolder
+from gradveil.training_record import TrainingRecord
+
+_DEFAULTS: dict[str, Any] = {
+    "dataset": "digits", "model": "lenet", "model_seed": 0, "pool": "", "precision": "float32", "defenses": ["none"],
+}  # fmt: skip
+_NETWORK = "network.safetensors"
+
+
+def run(part: Part, folder: Path, means: Means) -> None:
+    """Train a network under every defense of the part's table `network`; LODA obscures the whole set first."""
+    table = {**_DEFAULTS, **part.table("network")}
+    unknown = [name for name in table if name not in _DEFAULTS]
+    if unknown:
+        raise SpecError(f"[network] takes {', '.join(_DEFAULTS)}, got {unknown[0]}")
+    dataset = data.load(table["dataset"], means.settings.data_dir)
+    for defenses in table["defenses"]:
+        if not training_record.beside(folder / slug(defenses) / _NETWORK).exists():
+            _train(part, table, defenses, dataset, folder / slug(defenses), means)
+
+
+def run_extractor(part: Part, folder: Path, means: Means) -> None:
+    """Train the extractor of the part's table `extractor`, or take one that was trained before."""
+    table, file = (
+        {"dataset": "digits", "model": "resnet18", **part.table("extractor")},
+        folder / "extractor.safetensors",
+    )
+    if file.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    known = means.checkpoint(part)
+    if known is not None:
+        shutil.copyfile(known, file)
+        return
+    trained = train_extractor(
+        data.load(table["dataset"], means.settings.data_dir),
+        architecture=table["model"],
+        training=spec_from({"training": part.table("training")}).training,
+        progress=means.settings.progress,
+        store=TensorFolder(folder / "unfinished"),
+        device=means.settings.place(),
+    )
+    save_extractor(trained, file)
+    TensorFolder(folder / "unfinished").clear()
+
+
+def measure(folder: Path, wanted: Wanted) -> Measurement | None:
+    """Read the accuracy off the record of the training that is meant."""
+    if wanted.take != "accuracy":
+        raise SpecError(f"a training gives an accuracy, not '{wanted.take}'")
+    for file in sorted(folder.glob("*/network.json")):
+        made = _read(file)
+        if matches({"defenses": made.defenses}, wanted) and made.accuracy is not None:
+            return Measurement(
+                value=made.accuracy, interval=None, records=(file,), seed=made.seed, device=made.device, date=made.date
+            )
+    return None
+
+
+def _read(file: Path) -> TrainingRecord:
+    """Read the record of a training; its checkpoint need not lie beside it."""
+    try:
+        return TrainingRecord(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RecordError(f"{file} is not the record of a training ({error}); train again") from error
+
+
+def _train(part: Part, table: dict[str, Any], words: str, dataset: Dataset, folder: Path, means: Means) -> None:
+    """Train one network and keep it with its record."""
+    training = spec_from({"training": part.table("training")}).training
+    defenses, place = build_defenses(words), means.settings.place()
+    obscuring = [defense for defense in defenses if isinstance(defense, Loda)]
+    seen, left = dataset.train, [defense for defense in defenses if not isinstance(defense, Loda)]
+    if obscuring:
+        seen = _study(table, obscuring[0], dataset, training, folder, means).obscured()
+    plain = build(
+        table["model"], input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=table["model_seed"]
+    )
+    store = TensorFolder(folder / "unfinished")
+    done = train(
+        normalized(plain, dataset.mean, dataset.std),
+        seen,
+        training=training,
+        defenses=left,
+        test=dataset.test,
+        progress=means.settings.progress,
+        store=store,
+        device=place,
+    )
+    training_record.keep(
+        done,
+        folder / _NETWORK,
+        model=table["model"],
+        dataset=table["dataset"],
+        loaded=dataset,
+        defenses=words,
+        training=training,
+    )
+    store.clear()
+
+
+def _study(
+    table: dict[str, Any], defense: Loda, dataset: Dataset, training: Training, folder: Path, means: Means
+) -> Study:
+    """Say how the private set is obscured."""
+    settings = means.settings
+    pool = data.load(table["pool"], settings.data_dir).train.inputs() if table["pool"] else None
+    store = TensorFolder(folder / "obscured")
+    runtime = Runtime(precision=table["precision"], store=store, progress=settings.progress, name="obscuring")
+    return Study(
+        private=dataset, defense=defense, pool=pool, training=training, runtime=runtime, device=settings.place()
+    )

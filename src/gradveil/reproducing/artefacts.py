@@ -1,0 +1,110 @@
+"""All tables and figures of the papers: what is built, what was run, what is not possible and why."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import gradveil
+from gradveil.errors import RecordError, SpecError, unknown_name
+
+State: TypeAlias = Literal["run", "not run", "not built", "not possible", "no numbers"]
+_REASONS = {"not_built": "not built", "not_possible": "not possible", "no_numbers": "no numbers"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A number as a paper prints it; None where the table has a row of ours that the paper has not."""
+
+    row: str
+    column: str
+    value: float | None
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artefact:
+    """A table or figure of a paper.
+
+    Args:
+        name: such as `ats-table-1a`, which is also its folder.
+        paper: short name.
+        title: what it shows.
+        state: `run` (a result is kept), `not run` (built, no result yet), `not built`, `not possible` or `no numbers`.
+        why: of the last three, and what of the table is left out otherwise.
+        folder: of the experiment.
+    """
+
+    name: str
+    paper: str
+    title: str
+    state: State
+    why: str
+    folder: Path
+
+    @property
+    def built(self) -> bool:
+        """Whether there is a spec to run."""
+        return self.state in {"run", "not run"}
+
+    def expected(self) -> tuple[Expected, ...]:
+        """Read the numbers of the paper."""
+        content = _json(self.folder / "expected.json")
+        return tuple(Expected(**row) for row in content["rows"])
+
+    def result(self) -> dict[str, Any] | None:
+        """Read the result that is kept; None if there is none."""
+        file = self.folder / "result.json"
+        return _json(file) if file.exists() else None
+
+
+def find_experiments(given: Path | None = None) -> Path:
+    """Return the folder of the experiments: the given one, that of the current folder, or that of the source tree.
+
+    Example:
+        >>> find_experiments(Path("missing"))
+        Traceback (most recent call last):
+        ...
+        gradveil.errors.SpecError: there is no catalogue.toml in missing; clone the repository and name its experiments
+    """
+    places = [given] if given else [Path("experiments"), Path(gradveil.__file__).parents[2] / "experiments"]
+    for place in places:
+        if (place / "catalogue.toml").exists():
+            return place
+    raise SpecError(f"there is no catalogue.toml in {places[0]}; clone the repository and name its experiments")
+
+
+def catalogue(experiments: Path) -> tuple[Artefact, ...]:
+    """List every table and figure of the papers, in the order of the catalogue."""
+    content = tomllib.loads((experiments / "catalogue.toml").read_text(encoding="utf-8"))
+    return tuple(_artefact(experiments, paper, row) for paper, rows in content.items() for row in rows)
+
+
+def find_artefact(experiments: Path, name: str) -> Artefact:
+    """Return one of the catalogue that can be run."""
+    known = {artefact.name: artefact for artefact in catalogue(experiments)}
+    if name not in known:
+        raise unknown_name("table or figure", name, known)
+    found = known[name]
+    if not found.built:
+        raise SpecError(f"{name} is {found.state}: {found.why}")
+    return found
+
+
+def _artefact(experiments: Path, paper: str, row: Mapping[str, str]) -> Artefact:
+    folder, reasons = experiments / row["name"], [key for key in _REASONS if key in row]
+    if reasons:
+        state: Any = _REASONS[reasons[0]]
+    else:
+        state = "run" if (folder / "result.json").exists() else "not run"
+    why = row[reasons[0]] if reasons else row.get("left_out", "")
+    return Artefact(name=row["name"], paper=paper, title=row["title"], state=state, why=why, folder=folder)
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file} cannot be read as JSON ({error}); restore it from the repository") from error
