@@ -1,6 +1,7 @@
 """A client's local training, for all clients of a stack together."""
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -9,10 +10,15 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.defenses import StackedNetwork, StepDefense, StepResult
+from gradveil.defenses._network import Functions
 from gradveil.engine import Runtime, in_chunks
+from gradveil.engine._unrolled import move
+from gradveil.engine.looped import looped_function
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LocalTraining, Protected, State
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +46,42 @@ def local_update(
     step_defense: StepDefense | None,
     sensitive: Tensor | None,
 ) -> Trained:
-    """Train V clients from the model they were sent, and return what they share before update defenses."""
+    """Train V clients from the model they were sent, and return what they share before update defenses.
+
+    Clients whose model cannot be mapped over a stack train one after another, with the same result; only there the
+    random layers of torch may run, from a seed of each client's own.
+    """
 
     def run(victims: slice, runtime: Runtime) -> Trained:
-        own = replace(network.select(victims), runtime=runtime)
-        mask = None if sensitive is None else sensitive[victims]
-        train = _one_gradient if local.shares == "gradient" else _several_steps
-        return train(own, data.select(victims), local, step_defense, mask)
+        return train(replace(network.select(victims), runtime=runtime), victims)
 
-    with network.runtime.numerics():
-        parts, _ = in_chunks(run, len(data.inputs), device=data.inputs.device, runtime=network.runtime)
+    def run_alone(victims: slice, runtime: Runtime) -> Trained:
+        own = replace(network.select(victims), runtime=runtime, make=looped_function, functions=Functions())
+        _seed_random_layers(own.streams, device)
+        return train(own, victims)
+
+    def train(own: StackedNetwork, victims: slice) -> Trained:
+        mask = None if sensitive is None else sensitive[victims]
+        work = _one_gradient if local.shares == "gradient" else _several_steps
+        return work(own, data.select(victims), local, step_defense, mask)
+
+    count, device = len(data.inputs), data.inputs.device
+    # Random layers draw from the global state: it is put back, also after a stack that was only tried.
+    with network.runtime.numerics(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            parts, _ = in_chunks(run, count, device=device, runtime=network.runtime)
+        except UnsupportedModelError as error:
+            _log.info("the clients train one after another: %s", error)
+            parts, _ = in_chunks(run_alone, count, device=device, runtime=replace(network.runtime, chunk=1))
     return _join(parts)
+
+
+def _seed_random_layers(streams: Streams, device: torch.device) -> None:
+    """Let the random layers of one client draw from its own seed."""
+    seed = int(streams.integers("random-layers", 2**62, ()))
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 def _gradient(
@@ -159,59 +190,34 @@ def _weights(network: StackedNetwork, victims: int) -> dict[str, Tensor]:
     return {n: network.parameters.get(n, tensor.expand(victims, *tensor.shape)) for n, tensor in shared.items()}
 
 
-def move(
-    weights: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor],
-    local: LocalTraining,
-    momenta: dict[str, Tensor],
-    number: int,
-) -> dict[str, Tensor]:
-    """Take one optimizer step without changing the weights given; `momenta` is the optimizer's state."""
-    moved = {}
-    for name, weight in weights.items():
-        gradient = gradients[name] + local.weight_decay * weight
-        moved[name] = weight - local.lr * _direction(gradient, name, local, momenta, number)
-    return moved
-
-
-def _direction(gradient: Tensor, name: str, local: LocalTraining, momenta: dict[str, Tensor], number: int) -> Tensor:
-    if local.optimizer == "adam":
-        first = momenta.get(f"{name}/1", torch.zeros_like(gradient)).lerp(gradient, 0.1)
-        second = momenta.get(f"{name}/2", torch.zeros_like(gradient)).lerp(gradient.square(), 1e-3)
-        momenta |= {f"{name}/1": first, f"{name}/2": second}
-        count = number + 1
-        return first / (1 - 0.9**count) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
-    if local.momentum == 0:
-        return gradient
-    velocity = local.momentum * momenta[name] + gradient if name in momenta else gradient
-    momenta[name] = velocity
-    return gradient + local.momentum * velocity if local.nesterov else velocity
-
-
-def _rows(local: LocalTraining, size: int, number: int, streams: Streams, device: torch.device) -> Tensor | None:
-    """Return (V, b), the samples of a local step; None for all of them in order."""
+def _rows(
+    local: LocalTraining, size: int, number: int, streams: Streams, device: torch.device
+) -> Tensor | slice | None:
+    """Return (V, b), the samples of a local step; a slice for those of everybody, None for all of them in order."""
     count = local.local_batch_size or size
     if count >= size and not local.shuffled:
         return None
     per_epoch = max(size // min(count, size), 1)
     epoch, position = divmod(number, per_epoch)
-    order = torch.arange(size).expand(len(streams.keys), size)
-    if local.shuffled:
-        order = streams.permutation(f"order/{epoch}", size)
-    return order[:, position * count : (position + 1) * count].to(device)
+    part = slice(position * count, (position + 1) * count)
+    if not local.shuffled:
+        return part
+    return streams.permutation(f"order/{epoch}", size)[:, part].to(device)
 
 
-def _take(data: Protected, rows: Tensor | None) -> Protected:
+def _take(data: Protected, rows: Tensor | slice | None) -> Protected:
     if rows is None:
         return data
     return Protected(*(_gather(t, rows) for t in (data.inputs, data.labels, data.origin, data.weights)))
 
 
-def _take_mask(mask: Tensor | None, rows: Tensor | None) -> Tensor | None:
+def _take_mask(mask: Tensor | None, rows: Tensor | slice | None) -> Tensor | None:
     return mask if mask is None or rows is None else _gather(mask, rows)
 
 
-def _gather(tensor: Tensor, rows: Tensor) -> Tensor:
+def _gather(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    if isinstance(rows, slice):
+        return tensor[:, rows]
     victims = torch.arange(len(tensor), device=tensor.device)[:, None]
     return tensor[victims, rows]
 

@@ -67,7 +67,8 @@ def test_every_file_is_a_cell_of_a_deployment_case_without_truth(tmp_path: Path)
         assert (read.status, read.threat.case, read.scores, read.labels) == ("done", "deployment", {}, [])
         assert set(record.read_images(cell, read)) == {"guess"}
         assert json.loads((cell / "preflight.json").read_text())["checks"]
-    assert (tmp_path / "run" / "report.html").is_file()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("data:image/png") >= 2 * (8 + 8 + 12)  # every guess, though nobody has the private images
 
 
 def dense() -> nn.Module:
@@ -199,16 +200,32 @@ def test_the_command_attacks_files_and_fails_where_one_could_not_be(tmp_path: Pa
     files = [str(file) for file in recordings(tmp_path / "updates")[:2]]
     flags = ["--attack", "inverting-gradients:steps=1", "--json"]
     model = ["--model", "import:test_deployment:make_model"]
-    done = CliRunner().invoke(app, ["audit-recorded", *files, *flags, *model, "--out", str(tmp_path / "a")])
+    done = CliRunner().invoke(app, ["audit", "--recorded", *files, *flags, *model, "--out", str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
     assert [cell["status"] for cell in json.loads(done.stdout)["cells"]] == ["done", "done"]
-    failed = CliRunner().invoke(app, ["audit-recorded", *files, *flags, "--out", str(tmp_path / "b")])
+    failed = CliRunner().invoke(app, ["audit", "--recorded", *files, *flags, "--out", str(tmp_path / "b")])
     assert failed.exit_code == 1
     assert "which model" in json.loads(failed.stdout)["cells"][0]["error"]
     shown = CliRunner().invoke(
-        app, ["audit-recorded", *files, *flags[:2], *model, "--quiet", "--out", str(tmp_path / "c")]
+        app, ["audit", "--recorded", *files, *flags[:2], *model, "--quiet", "--out", str(tmp_path / "c")]
     )
     assert "report:" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--recorded", "a", "--defense", "none"], "--defense says how to simulate clients"),
+        (["--recorded", "a", "--attack", "dlg", "--attack", "idlg"], "take one --attack, got 2"),
+        (["a.safetensors"], "belong to --recorded FILE..."),
+        (["--together"], "belong to --recorded FILE..."),
+        (["--workers", "dask"], "workers must be ray, got 'dask'"),
+    ],
+)
+def test_flags_that_do_not_fit_are_answered_in_one_sentence(flags: list[str], words: str, tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["audit", *flags, "--quiet", "--out", str(tmp_path / "run")])
+    assert found.exit_code == 2
+    assert words in " ".join(found.stderr.split())
 
 
 def test_the_example_is_written_into_an_empty_folder_alone(tmp_path: Path) -> None:

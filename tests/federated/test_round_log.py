@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_federation import network, private
+from tiny_federation import network, normed, private
 
-from gradveil.defenses import DPSGD, Defense, GaussianNoise, LocalDP
-from gradveil.federated import Federation, _privacy, federate
+from gradveil.defenses import DPSGD, CentralDP, Clipping, Defense, GaussianNoise, LocalDP
+from gradveil.federated import Federation, _central, _privacy, federate
 from gradveil.federated.round_log import append_row, write_tensorboard
 from gradveil.privacy import account
 from gradveil.storage import TensorFolder
@@ -59,7 +59,14 @@ def test_a_heuristic_has_no_epsilon(defense: Defense) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="opacus is not installed, so nobody accounts")
-@pytest.mark.parametrize("defense", [DPSGD(norm=1.0, noise_multiplier=2.0), LocalDP(norm=1.0, noise_multiplier=4.0)])
+@pytest.mark.parametrize(
+    "defense",
+    [
+        DPSGD(norm=1.0, noise_multiplier=2.0),
+        LocalDP(norm=1.0, noise_multiplier=4.0),
+        CentralDP(norm=1.0, noise_multiplier=2.0),
+    ],
+)
 def test_epsilon_is_that_of_the_accountant_after_every_round(defense: Defense, tmp_path: Path) -> None:
     store = TensorFolder(tmp_path)
     settings = replace(SETTINGS, local_epochs=2)
@@ -72,6 +79,22 @@ def test_epsilon_is_that_of_the_accountant_after_every_round(defense: Defense, t
     assert "epsilon" in history.to_csv().splitlines()[0]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="opacus is not installed, so nobody accounts")
+def test_no_epsilon_where_running_statistics_leave_or_clipping_is_not_last() -> None:
+    central = CentralDP(norm=1.0, noise_multiplier=2.0)
+    train = replace(SETTINGS, rounds=1, mode="train")
+    for model, settings, defenses, known in (
+        (normed(), train, [central], False),
+        (normed(), replace(train, share_buffers=False), [central], True),
+        (network(), train, [central], True),
+        (network(), train, [central, Clipping(norm=3.0)], False),
+        (network(), train, [Clipping(norm=3.0), central], True),
+    ):
+        history = federate(model, private((8, 8)), settings=settings, defenses=defenses)
+        assert (history.rounds[0].epsilon is not None) == known
+
+
 def test_the_examples_run() -> None:
-    assert doctest.testmod(_privacy) == (0, 1)
+    assert doctest.testmod(_privacy) == (0, 2)
+    assert doctest.testmod(_central) == (0, 1)
     assert torch.is_grad_enabled()

@@ -13,7 +13,7 @@ import torch
 from tiny_federation import BrokenAtOne, averaged, network, normed, private, trained, weights
 from torch import Tensor, nn
 
-from gradveil.defenses import DPSGD, PPDL, SPN, Defense, GaussianNoise, Precode, TopK
+from gradveil.defenses import DPSGD, PPDL, SPN, CentralDP, Defense, GaussianNoise, Precode, TopK
 from gradveil.engine import Runtime
 from gradveil.errors import DataError, SpecError
 from gradveil.federated import Federation, FederationError, History, Sighting, _graph, federate, simulate
@@ -101,6 +101,49 @@ def test_mixing_keeps_the_mean() -> None:
     assert torch.allclose(mix.sum(0), torch.ones(4).double())
     assert torch.allclose(mix.sum(1), torch.ones(4).double())
     assert float(mix.min()) >= 0
+
+
+def clipped(model: nn.Module, norm: float) -> Tensor:
+    """Return how far a client moved, at most as far as the norm."""
+    moved = weights(network()) - weights(model)
+    return moved * min(1.0, norm / float(moved.norm()))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd"])
+def test_central_privacy_is_clipping_an_equal_mean_and_the_servers_noise(algorithm: Any) -> None:
+    settings = replace(FULL, algorithm=algorithm, rounds=1, seed=7)
+    rate = 0.3 if algorithm == "fedsgd" else 1.0
+    quiet = run(settings, defenses=(CentralDP(norm=0.1, noise_multiplier=0),)).model
+    models = [trained(network(), [(s.inputs(dtype=torch.float64), s.labels)], lr=0.3) for s in private()]
+    norm = 0.1 * rate
+    mean = torch.stack([clipped(model, norm) for model in models]).mean(0)
+    assert_equal(weights(network()) - weights(quiet), mean, 1e-10)
+    assert max(float((weights(network()) - weights(model)).norm()) for model in models) > norm
+
+    noisy = run(settings, defenses=(CentralDP(norm=0.1, noise_multiplier=2.0),)).model
+    noise = (weights(noisy) - weights(quiet)) / rate
+    assert float(noise.std()) == pytest.approx(2.0 * 0.1 / 3, rel=0.35)
+    again = run(settings, defenses=(CentralDP(norm=0.1, noise_multiplier=2.0),)).model
+    assert torch.equal(weights(again), weights(noisy))
+
+
+def test_under_central_privacy_the_server_sees_clipped_updates_and_others_the_noisy_mean() -> None:
+    settings, defenses = replace(FULL, rounds=1), (CentralDP(norm=0.1, noise_multiplier=2.0),)
+    seen: list[Sighting] = []
+    after = run(settings, defenses=defenses, watch=seen.append).model
+    lengths = [float(torch.cat([t.flatten() for t in one.observation.update]).norm()) for one in seen]
+    assert max(lengths) == pytest.approx(0.1)
+    assert len(lengths) == 3
+    seen.clear()
+    run(replace(settings, view="aggregate"), defenses=defenses, watch=seen.append)
+    (one,) = seen
+    assert_equal(torch.cat([t.flatten() for t in one.observation.update]), weights(network()) - weights(after), 1e-9)
+
+
+def test_central_privacy_needs_a_server() -> None:
+    for algorithm in ("round-robin", "decentralized"):
+        with pytest.raises(SpecError, match="central-dp adds its noise where a server averages"):
+            run(replace(FULL, algorithm=algorithm), defenses=(CentralDP(),))
 
 
 DEFENSES: dict[str, tuple[Defense, ...]] = {

@@ -1,6 +1,6 @@
 """A Flower app in the style of a PyTorch quickstart: it knows nothing of GradVeil."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -41,7 +41,11 @@ def load_data(partition: int) -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(draw.integers(4, size=SAMPLES))
 
 
-def make_client(mods: Sequence[Mod]) -> ClientApp:
+def ignore(images: Tensor, labels: Tensor, *, rows: Tensor) -> None:
+    """Note nothing."""
+
+
+def make_client(mods: Sequence[Mod], saw: Callable[..., None] = ignore) -> ClientApp:
     app = ClientApp(mods=list(mods))
 
     def train(message: Message, context: Context) -> Message:
@@ -52,6 +56,7 @@ def make_client(mods: Sequence[Mod]) -> ClientApp:
         net.train()
         for rows in torch.arange(SAMPLES).split(BATCH):
             optimizer.zero_grad()
+            saw(images[rows], labels[rows], rows=rows)
             F.cross_entropy(net(images[rows]), labels[rows]).backward()
             optimizer.step()
         metrics = MetricRecord({"num-examples": SAMPLES})

@@ -51,7 +51,14 @@ def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> flo
 
 
 @pytest.mark.parametrize(
-    "defenses", ["", "gaussian-noise:std=0.01", "spn:bits=4", "dp-sgd:norm=1,noise_multiplier=0.5"]
+    "defenses",
+    [
+        "",
+        "gaussian-noise:std=0.01",
+        "spn:bits=4",
+        "dp-sgd:norm=1,noise_multiplier=0.5",
+        "central-dp:norm=0.5,noise_multiplier=0.5",
+    ],
 )
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd"])
 def test_flower_gives_the_weights_of_the_local_simulation(defenses: str, algorithm: str, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The same weights on every engine; the engines are processes of their own, on loopback, and none is left."""
 
 import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from gradveil import data
 from gradveil.federated import federate
 from gradveil.federated.partition import partition
 from gradveil.flower import Plan, client_app, run_in_process, server_app
-from gradveil.flower.launching import descendants, free_port, run_deployed, run_simulated
+from gradveil.flower.launching import Engine, descendants, free_port, run_deployed, run_simulated
 
 CLIENTS = 4
 PROJECT = """
@@ -99,6 +101,39 @@ def test_every_engine_of_flower_gives_the_weights_of_the_local_simulation(
     assert_close(load_file(out / "model.safetensors"), simulated_here(words))
     assert [line.split(",")[1:3] for line in (out / "rounds.csv").read_text().splitlines()[1:]] == [["4", "0"]] * 3
     assert descendants(os.getpid()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_server_that_is_killed_goes_on_and_loses_no_finished_round(tmp_path: Path) -> None:
+    app, out = write_app(tmp_path / "app"), tmp_path / "out"
+    config = {"defenses": "gaussian-noise:std=0.01", "out": str(out)}
+    turnout = out / "checkpoint" / "turnout.csv"
+    with Engine.start() as engine:
+        engine.open_link()
+        (link,) = engine.running
+        for number in range(CLIENTS):
+            engine.open_node(number, CLIENTS)
+        engine.begin(app, config)
+        limit = time.monotonic() + 400
+        while not finished(turnout) and time.monotonic() < limit:
+            time.sleep(0.05)
+        for pid in [link.pid, *descendants(link.pid)]:  # the SuperLink and the ServerApp that it started
+            os.kill(pid, signal.SIGKILL)
+    before = finished(turnout)
+    assert before
+    assert before[0] == "1"
+    assert not (out / "model.safetensors").exists()
+
+    run_deployed(app, clients=CLIENTS, config=config, timeout=800.0)
+    assert finished(turnout) == ["1", "2", "3"]
+    assert_close(load_file(out / "model.safetensors"), simulated_here("gaussian-noise:std=0.01"))
+    assert descendants(os.getpid()) == []
+
+
+def finished(turnout: Path) -> list[str]:
+    """List the rounds that a server wrote down."""
+    return [line.split(",")[0] for line in turnout.read_text().splitlines()[1:]] if turnout.exists() else []
 
 
 def test_ports_are_free() -> None:

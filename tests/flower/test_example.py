@@ -1,6 +1,7 @@
 import importlib
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; install the extra gra
 from gradveil.federated import load_update, preflight
 from gradveil.federated.example import write_example
 from gradveil.flower import run_in_process
+from gradveil.flower.launching import descendants, run_deployed, run_simulated
 
 CONFIG = {"rounds": 3, "clients": 4, "out": "results"}
 
@@ -32,6 +34,11 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_example_trains_protected_and_what_it_records_passes_the_pre_flight(example: Path) -> None:
     client, server = (importlib.import_module(f"federation.{name}_app").app for name in ("client", "server"))
     run_in_process(server, client, clients=4, config=CONFIG)
+    assert_all_took_part_and_recorded(example)
+
+
+def assert_all_took_part_and_recorded(example: Path) -> None:
+    """See that four clients trained for three rounds, and that what they recorded passes the pre-flight."""
     turnout = (example / "results" / "turnout.csv").read_text().splitlines()
     assert [row.split(",")[:4] for row in turnout[1:]] == [[str(number), "4", "4", "0"] for number in (1, 2, 3)]
     files = sorted((example / "updates").iterdir())
@@ -47,6 +54,11 @@ def test_the_example_trains_protected_and_what_it_records_passes_the_pre_flight(
 def test_the_example_under_secure_aggregation_gives_a_protected_sum(example: Path) -> None:
     client, server = (importlib.import_module(f"federation.secure_{name}").app for name in ("client", "server"))
     run_in_process(server, client, clients=4, config={**CONFIG, "rounds": 1})
+    assert_protected_sum(example)
+
+
+def assert_protected_sum(example: Path) -> None:
+    """See that the mean of the clients' clipped updates came out, with their noise and without their masks."""
     with np.load(example / "results" / "secure.npz") as arrays:
         final = [torch.from_numpy(arrays[name]) for name in arrays.files]
     moved = [torch.stack(parts).mean(0) for parts in zip(*(clipped_update(client) for client in range(4)), strict=True)]
@@ -54,6 +66,31 @@ def test_the_example_under_secure_aggregation_gives_a_protected_sum(example: Pat
         # The noise of four clients, of 1e-3 each, is in the mean; the masks are not.
         assert 1e-4 < float((found - (start - update)).abs().max()) < 3e-3
     assert max(float(update.abs().max()) for update in moved) > 6e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", [run_simulated, run_deployed])
+def test_the_example_runs_on_the_engines_of_flower(engine: Callable[..., str], example: Path) -> None:
+    engine(example / "app", clients=4, config={"out": str(example / "results")}, timeout=800.0)
+    assert_all_took_part_and_recorded(example)
+    assert descendants(os.getpid()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", [run_simulated, run_deployed])
+def test_the_example_under_secure_aggregation_runs_on_the_engines_of_flower(
+    engine: Callable[..., str], example: Path
+) -> None:
+    project = example / "app" / "pyproject.toml"
+    text = project.read_text()
+    for part in ("server", "client"):
+        text = text.replace(f"federation.{part}_app:app", f"federation.secure_{part}:app", 1)
+    project.write_text(text)
+    engine(example / "app", clients=4, config={"out": str(example / "results"), "rounds": 1}, timeout=800.0)
+    assert_protected_sum(example)
+    assert descendants(os.getpid()) == []
 
 
 def first_weights() -> list[Tensor]:

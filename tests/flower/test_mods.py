@@ -16,7 +16,7 @@ from quickstart_app import BATCH, RATE, SAMPLES, load_data, make_client, make_ne
 from gradveil import flower
 from gradveil.defenses import PPDL, GaussianNoise
 from gradveil.errors import RecordError, SpecError
-from gradveil.federated import VettingError, load_update, preflight, replay
+from gradveil.federated import Ledger, VettingError, load_granted, load_update, preflight, replay, replay_granted
 from gradveil.federated.deployment import audit_recorded
 from gradveil.flower._messages import read_arrays, to_arrays, to_state
 from gradveil.streams import Streams
@@ -97,6 +97,29 @@ def test_the_clean_recording_replays_and_the_protected_one_differs_by_the_noise(
     assert not replay(sent, batch, model=make_net()).passed
     noise = torch.cat([(sent.update[name] - clean.update[name]).flatten() for name in clean.update])
     assert noise.std().item() == pytest.approx(0.05, rel=0.2)
+
+
+def test_a_witness_keeps_what_replays_the_protected_update(tmp_path: Path) -> None:
+    ledger = Ledger()
+    mods = [
+        recording(tmp_path / "sent"),
+        flower.protect([GaussianNoise(std=0.05)], seed=1),
+        flower.witness(tmp_path / "own", ledger),
+    ]
+    results: list[dict[str, Tensor]] = []
+    flower.run_in_process(make_server(results, rounds=2), make_client(mods, ledger.saw), clients=2)
+    files = sorted((tmp_path / "sent").iterdir())
+    assert [file.name for file in files] == sorted(file.name for file in (tmp_path / "own").iterdir())
+    for file in files:
+        granted = load_granted(tmp_path / "own" / file.name)
+        assert granted.order.tolist() == list(range(SAMPLES))
+        assert replay_granted(load_update(file), granted, model=make_net()).residual < 1e-5
+
+
+def test_a_witness_of_an_app_that_notes_nothing_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run([flower.witness(tmp_path, Ledger())], rounds=1)
+    assert not list(tmp_path.iterdir())
+    assert "the training noted no samples" in caplog.text
 
 
 def test_without_mods_and_with_defenses_that_are_off_the_same_model_comes_out() -> None:

@@ -2,16 +2,34 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 from torch import Tensor, nn
 
-from gradveil.engine import Evaluation, GradientFunction, Runtime, Trial, gradient_function
+from gradveil.engine import Evaluation, GradientFunction, Precision, Runtime, Trial, gradient_function
 from gradveil.streams import Streams
 from gradveil.types import LossFn, Mode, State
 
 Draw: TypeAlias = Callable[[int, Streams], State]
 """From the number of samples of a step to the random buffers that the network needs for it, (V, *shape) by name."""
+
+
+class MakeFunction(Protocol):
+    """Makes a gradient function of a network; see `engine.gradient_function` for the arguments."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        loss: LossFn,
+        *,
+        names: tuple[str, ...],
+        mode: Mode,
+        parameters: State,
+        buffers: State,
+        precision: Precision,
+        trial: Trial | None,
+    ) -> GradientFunction:
+        """Return the function from inputs and labels of V victims to their gradients."""
 
 
 def draw_nothing(size: int, streams: Streams) -> State:  # noqa: ARG001
@@ -50,6 +68,7 @@ class StackedNetwork:
         reduction: how the loss of a step comes from its samples.
         pool: (N, C, H, W) further images that a defense may draw from.
         runtime: precision and memory probe.
+        make: makes the gradient function.
         functions: made before; a network that is replaced part by part keeps them.
     """
 
@@ -66,6 +85,7 @@ class StackedNetwork:
     reduction: Literal["mean", "sum"] = "mean"
     pool: Tensor | None = None
     runtime: Runtime = field(default_factory=lambda: Runtime(precision="float32"))
+    make: MakeFunction = gradient_function
     functions: Functions = field(default_factory=Functions, repr=False, compare=False)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Evaluation:
@@ -87,7 +107,7 @@ class StackedNetwork:
         return self.functions.get((key, trial), lambda: self._make({}, Trial.like(like[0], self.num_classes)))
 
     def _make(self, buffers: State, trial: Trial | None) -> GradientFunction:
-        return gradient_function(
+        return self.make(
             self.model,
             self.loss,
             names=self.names,

@@ -3,11 +3,12 @@
 from gradveil.federated.aggregating import aggregate
 from gradveil.federated.checking import Check, preflight
 from gradveil.federated.deployment import RecordedAudit, audit_recorded
+from gradveil.federated.granting import Granted, Ledger, load_granted, save_granted
 from gradveil.federated.history import History, Round
 from gradveil.federated.observing import grantable, recorded_model, ruled_out, to_observation
 from gradveil.federated.partition import Partition, partition_picture, partitioners
 from gradveil.federated.recorder import About, Recorded, load_update, recorded_from, save_update
-from gradveil.federated.replaying import Replay, replay
+from gradveil.federated.replaying import Replay, replay, replay_granted
 from gradveil.federated.settings import Federation, FederationError
 from gradveil.federated.simulate import federate
 from gradveil.federated.vetting import (
@@ -29,7 +30,9 @@ __all__ = [
     "FederationError",
     "Finding",
     "Findings",
+    "Granted",
     "History",
+    "Ledger",
     "Partition",
     "Probe",
     "Recorded",
@@ -44,6 +47,7 @@ __all__ = [
     "federate",
     "fingerprint",
     "grantable",
+    "load_granted",
     "load_update",
     "partition_picture",
     "partitioners",
@@ -52,7 +56,9 @@ __all__ = [
     "recorded_from",
     "recorded_model",
     "replay",
+    "replay_granted",
     "ruled_out",
+    "save_granted",
     "save_update",
     "to_observation",
     "vet",

@@ -153,11 +153,10 @@ def _task(site: Site, number: int | str, client: int) -> _Task:
 
 
 def _train(site: Site, number: int | str, tasks: list[tuple[int, _Task]], weights: Weights, kept: Kept) -> Step:
-    batches = [_batch(site, client, task.samples) for client, task in tasks]
     clients = [client for client, _ in tasks]
     names = kept[clients[0]]
     return step(
-        Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])),
+        _batch(site, tasks),
         replace(site.client, local=tasks[0][1].local),
         streams=_of_round(site, number, clients),
         knowledge=site.knowledge,
@@ -169,10 +168,13 @@ def _train(site: Site, number: int | str, tasks: list[tuple[int, _Task]], weight
     )
 
 
-def _batch(site: Site, client: int, samples: Tensor) -> Batch:
-    split, place = site.splits[client], site.like.device
-    inputs = split.inputs(samples, dtype=site.like.dtype)
-    return Batch(inputs[None].to(place), split.labels[samples][None].to(place))
+def _batch(site: Site, tasks: list[tuple[int, _Task]]) -> Batch:
+    """Put the samples of some clients into one stack; they travel as bytes, a quarter of the way as numbers."""
+    images = torch.cat([site.splits[client].images[task.samples] for client, task in tasks])
+    labels = torch.cat([site.splits[client].labels[task.samples] for client, task in tasks])
+    there = Split(images.to(site.like.device), labels.to(site.like.device))
+    shape = (len(tasks), -1)
+    return Batch(there.inputs(dtype=site.like.dtype).unflatten(0, shape), there.labels.unflatten(0, shape))
 
 
 def _of_round(site: Site, number: int | str, clients: Sequence[int]) -> Streams:

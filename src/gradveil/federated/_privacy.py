@@ -3,7 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from gradveil.defenses import DPSGD, Defense, LocalDP
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from gradveil.defenses import DPSGD, CentralDP, Defense, LocalDP, UpdateDefense
 from gradveil.federated.settings import Federation
 from gradveil.privacy import Guarantee, account
 from gradveil.privacy.accounting import AccountingError
@@ -15,7 +18,8 @@ def guarantee(
     """Return what a client is guaranteed after some rounds, or None where no accountant gives a number.
 
     Batches are disjoint parts of a shuffled pass, not drawn by Poisson sampling, so that no sampling helps: a sample
-    counts as used in every pass, once. A defense after the first that has a guarantee only processes it further.
+    counts as used in every pass, once. A defense after the first that has a guarantee only processes it further; that
+    of the server comes last, so that central privacy needs its clipping to be the last thing a client does.
 
     Args:
         defenses: of the client.
@@ -25,8 +29,8 @@ def guarantee(
         delta: of the guarantee.
     """
     for defense in defenses:
-        noisy = isinstance(defense, DPSGD | LocalDP) and defense.noise_multiplier > 0
-        if not noisy or not rounds:
+        noisy = isinstance(defense, DPSGD | LocalDP | CentralDP) and defense.noise_multiplier > 0
+        if not noisy or not rounds or (isinstance(defense, CentralDP) and defense is not _last_of_update(defenses)):
             continue
         steps = rounds * (passes(settings, held) if isinstance(defense, DPSGD) else 1)
         try:
@@ -34,6 +38,21 @@ def guarantee(
         except AccountingError:  # without opacus nobody computes epsilon, and none is printed
             return None
     return None
+
+
+def statistics_leave(model: nn.Module, settings: Federation) -> bool:
+    """Tell whether running statistics leave the clients, which no accountant here covers.
+
+    Example:
+        >>> statistics_leave(nn.BatchNorm2d(3), Federation()), statistics_leave(nn.GroupNorm(1, 3), Federation())
+        (True, False)
+    """
+    tracked = any(isinstance(layer, _NormBase) and layer.track_running_stats for layer in model.modules())
+    return tracked and settings.mode == "train" and settings.share_buffers
+
+
+def _last_of_update(defenses: Sequence[Defense]) -> Defense | None:
+    return next((defense for defense in reversed(defenses) if isinstance(defense, UpdateDefense)), None)
 
 
 def passes(settings: Federation, held: int) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradveil.federated import views
+from gradveil.federated._central import central_dp, finished
 from gradveil.federated._graph import mixing, neighbours
 from gradveil.federated._participants import Returned, Site, train_clients
 from gradveil.federated._weights import Weights, average
@@ -54,13 +55,15 @@ def central_round(site: Site, number: int, clients: Sequence[int], standing: Sta
     """Average the updates of clients that began with the same model: FedAvg, or FedSGD for gradients."""
     found = train_clients(site, number, clients, standing.weights.expand(len(clients)), standing.kept)
     used, dropped = _usable(found, number)
+    central = central_dp(site.client.defenses)
+    shares = torch.tensor([float(one.samples) if central is None else 1.0 for one in used], dtype=torch.float64)
+    mean = {name: average(torch.stack([one.update[name] for one in used]), shares) for name in used[0].update}
+    update = finished(mean, central, clients=len(used), seed=site.settings.seed, number=number)
     if watch is not views.ignore:
         whole = site.settings.seen_by == "aggregate"
-        for sighting in [views.as_aggregate(number, used)] if whole else views.as_server(number, used):
-            watch(sighting)
+        for seen in [views.as_aggregate(number, used, shares, update)] if whole else views.as_server(number, used):
+            watch(seen)
 
-    shares = torch.tensor([float(one.samples) for one in used], dtype=torch.float64)
-    update = {name: average(torch.stack([one.update[name] for one in used]), shares) for name in used[0].update}
     weights = standing.weights.moved(update, _rate(site))
     if site.settings.share_buffers:
         names = used[0].buffers

@@ -17,8 +17,10 @@ from gradveil.engine import Runtime
 from gradveil.errors import GradVeilError, RecordError, SpecError
 from gradveil.federated.aggregating import aggregate
 from gradveil.federated.checking import Check, preflight
+from gradveil.federated.granting import load_granted
 from gradveil.federated.observing import as_gradient, ruled_out, to_observation
 from gradveil.federated.recorder import About, Recorded, load_update
+from gradveil.federated.replaying import replay_granted
 from gradveil.record import Network, Outcome, Record, Threat, about_this_run
 from gradveil.spec import build
 from gradveil.storage import write_atomically
@@ -67,6 +69,7 @@ def audit_recorded(
     loss: LossFn | None = None,
     about: About | None = None,
     together: bool = False,
+    granted: Path | str | None = None,
     seed: int = 0,
     runtime: Runtime | None = None,
     device: torch.device | str | None = None,
@@ -86,6 +89,8 @@ def audit_recorded(
         loss: of outputs and labels, where the recording names none that GradVeil knows.
         about: what is known beside the files; what a file says itself wins.
         together: attack the mean of all files of each round, which is all that secure aggregation shows.
+        granted: folder of what clients granted (the `witness` mod), under the names of the files: each is replayed
+            before the attack, and the pre-flight says how far the update came out again.
         seed: of the attack.
         runtime: precision, chunk, progress.
         device: where to run.
@@ -108,6 +113,9 @@ def audit_recorded(
     made = []
     for name, recorded in _cases([Path(file) for file in files], together=together):
         result = _attacked(name, recorded, job)
+        if granted is not None and not together:
+            checks = (*result.checks, _replayed(recorded, Path(granted) / f"{name}.safetensors", job))
+            result = replace(result, checks=checks)
         _write(result, folder / "cells" / name, redact=redact)
         made.append(result)
     report.build(folder, redact=redact)
@@ -143,6 +151,19 @@ def _attacked(name: str, recorded: Recorded, job: _Job) -> RecordedAudit:
     seconds = {"attack": time.monotonic() - began}
     made = _record(name, recorded, job, guess, error=error, granted=granted, read=read, seconds=seconds)
     return RecordedAudit(name=name, record=made, checks=checks, ruled_out=excluded, guess=guess)
+
+
+def _replayed(recorded: Recorded, file: Path, job: _Job) -> Check:
+    """Train again on what the client granted, and compare."""
+    recorded = replace(recorded, about=recorded.about.filled(job.about))
+    if not file.exists():
+        return Check("replay", "unknown", f"{file.name} was not granted, so that nothing can be replayed")
+    try:
+        found = replay_granted(recorded, load_granted(file), model=job.model, loss=job.loss)
+    except (GradVeilError, ValueError) as error:
+        return Check("replay", "unknown", str(error))
+    words = f"residual {found.residual:.2g}" if found.passed else found.advice
+    return Check("replay", "passed" if found.passed else "failed", words)
 
 
 def _run(recorded: Recorded, job: _Job) -> tuple[Reconstruction, Knowledge, str]:

@@ -1,6 +1,6 @@
 """Pre-flight with the granted batch: train again as stated, and see whether the same update comes out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from gradveil.client import Client, step
 from gradveil.errors import GradVeilError
+from gradveil.federated._retraining import retrained
+from gradveil.federated.granting import Granted
 from gradveil.federated.observing import recorded_model, stated_loss
 from gradveil.federated.recorder import About, Recorded
 from gradveil.streams import Streams
@@ -67,17 +69,58 @@ def replay(
     """
     recorded = replace(recorded, update=clean or recorded.update)
     sent, function = recorded_model(recorded, model), loss or stated_loss(recorded.about)
+
+    def train(change: _Change) -> State:
+        return _trained(recorded, sent, function, batch, change)
+
+    return _compared(recorded, train, limit=limit, seen=0)
+
+
+def replay_granted(
+    recorded: Recorded,
+    granted: Granted,
+    *,
+    model: nn.Module | None = None,
+    loss: LossFn | None = None,
+    limit: float = LIMIT,
+) -> Replay:
+    """Take the very steps that a client noted, with its samples, order and random states, and compare.
+
+    The update before noise is compared where the client kept it, else the one that left.
+
+    Args:
+        recorded: the update; its local training must be known.
+        granted: what the client noted.
+        model: of the architecture; built from the recording's spec if None.
+        loss: of outputs and labels; cross-entropy if the recording says so.
+        limit: residual that passes.
+    """
+    recorded = replace(recorded, update=_trained_only(granted.clean, recorded) or recorded.update)
+    sent, function = recorded_model(recorded, model), loss or stated_loss(recorded.about)
+
+    def train(change: _Change) -> State:
+        return retrained(recorded, sent, function, granted, change.about, frozen=change.frozen)
+
+    return _compared(recorded, train, limit=limit, seen=granted.steps)
+
+
+def _trained_only(clean: State, recorded: Recorded) -> State:
+    return {name: tensor for name, tensor in clean.items() if name in recorded.update}
+
+
+def _compared(recorded: Recorded, train: Callable[[_Change], State], *, limit: float, seen: int) -> Replay:
+    """Train as stated; if another update comes out, change one setting at a time."""
     stated = _Change("", "as stated", recorded.about)
-    first = _trained(recorded, sent, function, batch, stated)
+    first = train(stated)
     residual = _residual(first, recorded.update)
     if residual <= limit:
         return Replay(residual=residual, passed=True, advice="the update was replayed", setting="", tried={})
 
     found: dict[str, float] = {}
     best = stated
-    for change in _changes(recorded, first):
+    for change in _changes(recorded, first, seen):
         try:
-            found[change.words] = _residual(_trained(recorded, sent, function, batch, change), recorded.update)
+            found[change.words] = _residual(train(change), recorded.update)
         except (GradVeilError, ValueError):  # a change that this model or batch does not allow is none
             continue
         if found[change.words] < found.get(best.words, residual):
@@ -113,8 +156,8 @@ def _trained(recorded: Recorded, model: nn.Module, loss: LossFn, batch: Batch, c
     return {name: shared.get(name, torch.zeros_like(tensor)) for name, tensor in recorded.update.items()}
 
 
-def _changes(recorded: Recorded, first: State) -> Iterator[_Change]:
-    """List what may have been stated wrongly, one at a time."""
+def _changes(recorded: Recorded, first: State, seen: int) -> Iterator[_Change]:
+    """List what may have been stated wrongly, one at a time; `seen` steps were noted, 0 if nobody counted."""
     about, local = recorded.about, recorded.about.local()
     reduction: Literal["mean", "sum"] = "sum" if local.reduction == "mean" else "mean"
     yield _Change("reduction", f"reduction={reduction}", replace(about, reduction=reduction))
@@ -129,7 +172,7 @@ def _changes(recorded: Recorded, first: State) -> Iterator[_Change]:
         yield _Change("momentum", f"momentum={momentum:g}", replace(about, momentum=momentum))
     for lr in _rates(local.lr, first, recorded.update):
         yield _Change("lr", f"lr={lr:.6g}", replace(about, lr=lr))
-    for steps in sorted({1, local.steps - 1, local.steps + 1, 2 * local.steps} - {0, local.steps}):
+    for steps in sorted({seen, 1, local.steps - 1, local.steps + 1, 2 * local.steps} - {0, local.steps}):
         yield _Change("steps", f"steps={steps}", replace(about, steps=steps))
     for decay in {0.0, 1e-4, 5e-4, 1e-3, 1e-2} - {local.weight_decay}:
         yield _Change("weight_decay", f"weight_decay={decay:g}", replace(about, weight_decay=decay))

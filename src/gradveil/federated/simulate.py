@@ -18,10 +18,11 @@ from gradveil.engine import Progress, Runtime, Store
 from gradveil.engine.runtime import silent
 from gradveil.errors import DataError
 from gradveil.federated import views
+from gradveil.federated._central import check_server
 from gradveil.federated._graph import neighbours
 from gradveil.federated._measuring import Measured, measure
 from gradveil.federated._participants import Site
-from gradveil.federated._privacy import guarantee
+from gradveil.federated._privacy import guarantee, statistics_leave
 from gradveil.federated._resume import identify, restore, to_tensors
 from gradveil.federated._rounds import Outcome, Standing, central_round, decentralized_round, sequential_round
 from gradveil.federated._weights import Weights
@@ -128,6 +129,7 @@ def _run(site: Site, *, test: Split | None, watch: Watch, store: Store | None, p
 
 
 def _start(site: Site, sent: nn.Module) -> Standing:
+    check_server(site.client.defenses, site.settings)
     weights = Weights.of(sent)
     if site.settings.algorithm == "decentralized":
         neighbours(site.settings.graph, len(site.splits))  # a mistake in the graph shows before anything runs
@@ -161,6 +163,8 @@ def _describe(outcome: Outcome, measured: Measured, seconds: float) -> Round:
 
 def _epsilon(site: Site, rounds: Sequence[Round]) -> float | None:
     """Return the largest epsilon of a client after some rounds; in those it was dropped from, it shared too."""
+    if statistics_leave(site.client.model, site.settings):
+        return None
     counts = Counter(client for one in rounds for client in (*one.norms, *one.dropped))
     worst = {(count, len(site.splits[client])) for client, count in counts.items()}
     settings, defenses = site.settings, site.client.defenses

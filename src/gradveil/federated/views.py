@@ -51,12 +51,18 @@ def as_next(number: int, one: Returned, follower: int) -> Sighting:
     return _alone(number, one, f"client {follower}")
 
 
-def as_aggregate(number: int, returned: Sequence[Returned]) -> Sighting:
-    """See the mean of the updates alone, weighted by samples; its batch is that of all clients together."""
-    shares = torch.tensor([float(one.samples) for one in returned], dtype=torch.float64)
+def as_aggregate(number: int, returned: Sequence[Returned], shares: Tensor, mean: State) -> Sighting:
+    """See the mean of the updates alone; its batch is that of all clients together.
+
+    Args:
+        number: of the round.
+        returned: by the clients.
+        shares: (clients,) how much each counts.
+        mean: of their updates, as the server lets others see it, by name.
+    """
     first, evidence = returned[0].observation(), [one.evidence() for one in returned]
     protected = _together([found.protected for found in evidence], [found.batch.inputs.shape[1] for found in evidence])
-    update = tuple(average(torch.stack([one.update[name] for one in returned]), shares)[None] for name in first.names)
+    update = tuple(mean[name][None] for name in first.names)
     observation = replace(
         first,
         update=update,

@@ -16,6 +16,7 @@ from gradveil.flower._planning import Plan
 from gradveil.flower._protecting import protect
 from gradveil.flower._recording import read_stated, record, recorded
 from gradveil.flower._vetting import vet
+from gradveil.flower._witnessing import witness
 
 __all__ = [
     "Averaging",
@@ -31,4 +32,5 @@ __all__ = [
     "run_in_process",
     "server_app",
     "vet",
+    "witness",
 ]

@@ -14,6 +14,8 @@ from torch import nn
 
 from gradveil.client import sent_model
 from gradveil.defenses import defenses as known_defenses
+from gradveil.engine import trainable
+from gradveil.federated._central import central_dp
 from gradveil.federated._measuring import measure
 from gradveil.federated._participants import Returned, train_clients
 from gradveil.federated._weights import Weights
@@ -70,7 +72,8 @@ def server_app(plan: Plan | None = None, *, strategy: Strategy | None = None) ->
     app = ServerApp()
 
     def main(grid: Grid, context: Context) -> None:
-        _serve(plan or Plan.read(context.run_config), strategy, grid)
+        chosen = plan or Plan.read(context.run_config)
+        _serve(chosen, strategy or _averaging(chosen, context), grid)
 
     app.main()(main)
     return app
@@ -124,10 +127,21 @@ def _given_seed(context: Context) -> int | None:
     return int(context.run_config[_SEED])
 
 
-def _serve(plan: Plan, strategy: Strategy | None, grid: Grid) -> None:
+def _averaging(plan: Plan, context: Context) -> Averaging:
+    """Return plain averaging; a run whose clients were given their seed is a test, and repeats its noise too."""
+    return Averaging(
+        plan.federation,
+        clients=plan.clients,
+        central=central_dp(plan.defenses),
+        trained=trainable(sent_model(plan.client())),
+        noise_seed=plan.federation.seed if _SEED in context.run_config else None,
+    )
+
+
+def _serve(plan: Plan, strategy: Strategy, grid: Grid) -> None:
     folder = Path(plan.out) if plan.out else None
     model = sent_model(plan.client())
-    inner = strategy or Averaging(plan.federation, clients=plan.clients)
+    inner = strategy
     if plan.record and folder is not None:
         inner = recorded(inner, folder / "updates", about=about_plan(plan))
     guard = GuardedStrategy(inner, None if folder is None else folder / "checkpoint")

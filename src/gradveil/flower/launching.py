@@ -22,6 +22,7 @@ _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 _GRACE = 15.0
+_RUN_LOG = "run.log"
 
 
 class LaunchError(GradVeilError):
@@ -43,7 +44,7 @@ def run_simulated(
         config: over the run config of the app; its keys must be there.
         timeout: seconds for the whole run.
     """
-    with _Engine.start() as engine:
+    with Engine.start() as engine:
         engine.open_link("--simulation")
         federation = f"num-supernodes={clients} client-resources-num-cpus=1"
         return engine.submit(Path(app), config or {}, timeout, "--federation-config", federation)
@@ -64,7 +65,7 @@ def run_deployed(
         config: over the run config of the app; its keys must be there.
         timeout: seconds for the whole run.
     """
-    with _Engine.start() as engine:
+    with Engine.start() as engine:
         engine.open_link()
         for number in range(clients):
             engine.open_node(number, clients)
@@ -72,7 +73,7 @@ def run_deployed(
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class Engine:
     """The processes of one run; all of them on free ports of loopback, with a private home."""
 
     home: Path
@@ -81,7 +82,7 @@ class _Engine:
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls) -> Iterator["_Engine"]:
+    def start(cls) -> Iterator["Engine"]:
         """Make a home, and end whatever was started when the run is over."""
         with tempfile.TemporaryDirectory(prefix="gradveil-flower-") as folder:
             engine = cls(Path(folder), free_port())
@@ -111,13 +112,7 @@ class _Engine:
 
     def submit(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float, *flags: str) -> str:
         """Run the app and follow its log to the end."""
-        override = self.home / "run.toml"
-        override.write_text(
-            "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()), encoding="utf-8"
-        )
-        given = ["--run-config", str(override)] if config else []
-        log = self.home / "run.log"
-        process = self._spawn("flwr", ["run", str(app), "here", "--stream", *given, *flags], log.name)
+        process, log = self.begin(app, config, *flags), self.home / _RUN_LOG
         try:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired as error:
@@ -125,6 +120,15 @@ class _Engine:
         if code:
             raise LaunchError(f"flwr run ended with {code}; its log ends: {_tail(log)}")
         return log.read_text(encoding="utf-8", errors="replace")
+
+    def begin(self, app: Path, config: Mapping[str, str | int | float | bool], *flags: str) -> subprocess.Popen[bytes]:
+        """Start a run of the app, and return the process that follows it."""
+        override = self.home / "run.toml"
+        override.write_text(
+            "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()), encoding="utf-8"
+        )
+        given = ["--run-config", str(override)] if config else []
+        return self._spawn("flwr", ["run", str(app), "here", "--stream", *given, *flags], _RUN_LOG)
 
     def _spawn(self, name: str, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
         tools = Path(sys.executable).parent  # the tools of the environment that runs this
