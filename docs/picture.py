@@ -19,9 +19,9 @@ def draw(run: Path) -> Image.Image:
     cells = load_run(run)
     rows = summarize([found for _, found, _ in cells])
     lines = [("private", cells[0][2]["private"])]
-    for row, (_, _, images) in zip(rows, cells, strict=True):
-        view = row.identification["correlation"]
-        lines.append((f"{row.defense}\n{view.identified} of {view.total} identified", images["guess"]))
+    for row, (_, found, images) in zip(rows, cells, strict=True):
+        view, who = row.identification["correlation"], ", known" if found.threat.adaptive else ""
+        lines.append((f"{row.defense}{who}\n{view.identified} of {view.total} identified", images["guess"]))
     sheet = Image.new("L", (LEFT + SHOWN * (SIDE + GAP), len(lines) * (SIDE + GAP)), 255)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=15)
     for line, (words, images) in enumerate(lines):

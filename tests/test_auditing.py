@@ -29,7 +29,7 @@ from gradveil._serving import Granted, serve
 from gradveil.attacks import ActiveAttack, Analytic, Attack, Imprint, InvertingGradients, TrapWeights
 from gradveil.auditing import Audit, Judging, attack_and_judge, audit
 from gradveil.client import Client
-from gradveil.defenses import Adversary, DataDefense, Defense, GaussianNoise, Pruning
+from gradveil.defenses import Adversary, DataDefense, Defense, GaussianNoise, InstaHide, Pruning
 from gradveil.engine import Runtime
 from gradveil.errors import KnowledgeError
 from gradveil.metrics import MSE, PSNR
@@ -318,6 +318,59 @@ def test_an_honest_server_sends_the_network_as_it_is() -> None:
     model = network()
     result = audit(private(), model, F.cross_entropy, attack=Scripted(inputs=private().inputs))
     assert result.step.observation.model is model
+
+
+# Pixels beyond [0, 1]
+
+
+def flipped(knowledge: Knowledge) -> Audit:
+    batch = Batch(private().inputs[:, :1].float(), private().labels[:, :1])
+    model = network().float()
+    defenses = [InstaHide(k=1, mean=(0.3, 0.6))]
+    attack = InvertingGradients(steps=150, tv=1e-6)
+    return audit(batch, model, F.cross_entropy, attack=attack, defenses=defenses, knowledge=knowledge, seed=2)
+
+
+def test_flipped_pixels_are_compared_on_their_own_range() -> None:
+    batch = private()
+    shown = Scripted(inputs=torch.full_like(batch.inputs, 0.5))
+    result = audited(shown, batch, defenses=[InstaHide(k=1, mean=(0.3, 0.6))])
+    seen = result.step.evidence.protected.inputs
+    low, high = (torch.tensor(bound).double()[:, None, None] for bound in ([-0.4, 0.0], [1.0, 1.2]))
+    assert float(seen.min()) < 0
+    assert float(seen.max()) > 1
+    expected = mse((0.5 - low) / (high - low), (seen - low) / (high - low))
+    torch.testing.assert_close(torch.tensor(result.scores["mse"].protected), expected.float(), rtol=0, atol=1e-6)
+
+
+def test_who_knows_that_pixels_leave_their_range_finds_them_there() -> None:
+    known, unknown = flipped(Knowledge.LABELS | Knowledge.DEFENSES), flipped(Knowledge.LABELS)
+    assert known.guess.protected is not None
+    assert unknown.guess.protected is None
+    assert float(known.guess.protected.min()) < 0
+    assert torch.equal(known.guess.protected.clamp(0, 1), known.guess.inputs)
+    scores = [torch.tensor(found.scores["psnr"].protected).mean() for found in (known, unknown)]
+    assert scores[0] > scores[1] + 20
+
+
+def test_the_null_attack_looks_in_the_same_range() -> None:
+    seen: list[Observation] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Watched(Scripted):
+        @override
+        def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
+            seen.append(observation)
+            return Scripted.run(self, observation, streams=streams, runtime=runtime)
+
+    defenses = [InstaHide(k=1, mean=(0.3, 0.6))]
+    attack = Watched(inputs=private().inputs)
+    audited(attack, defenses=defenses, knowledge=Knowledge.DEFENSES, reference=reference())
+    images = private().inputs[0]
+    both = [observation.model(images) for observation in seen]
+    assert len(both) == 2
+    torch.testing.assert_close(both[0], both[1])
+    assert not torch.allclose(both[0], network()(images))
 
 
 # Certificates

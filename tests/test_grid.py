@@ -16,7 +16,7 @@ from PIL import Image
 
 from gradveil import _recording, data, record, training_record
 from gradveil._networks import Prepared
-from gradveil._public_material import public_material
+from gradveil._public_material import client_pool, public_material, reference, share
 from gradveil._recording import to_record
 from gradveil.attacks import InvertingGradients
 from gradveil.attacks._priors import ImageSpace
@@ -373,24 +373,75 @@ def test_the_plan_of_a_malicious_server_counts_what_it_sends() -> None:
 # Public material
 
 
-def test_public_images_are_those_of_the_other_split() -> None:
+def numbers_in(split: data.Split, images: torch.Tensor) -> list[int]:
+    """Find images in a split by their pixels."""
+    places = {tuple(image.flatten().tolist()): number for number, image in enumerate(split.images)}
+    return [places[tuple(image.flatten().tolist())] for image in (images * 255).round().byte()]
+
+
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_public_images_are_like_the_private_ones_and_neither_victims_nor_decoys(split: Any) -> None:
     digits = data.load("digits")
-    for split, other in (("test", digits.train), ("train", digits.test)):
-        public = public_material(replace(TINY, split=split, auxiliary_images=50), digits)  # type: ignore[arg-type]
+    spec = replace(TINY, split=split, start=-1, auxiliary_images=50)
+    own = digits.test if split == "test" else digits.train
+    public = public_material(spec, digits)
+    assert public is not None
+    assert public.inputs is not None
+    assert public.labels is not None
+    found = numbers_in(own, public.inputs)
+    assert len(set(found)) == 50
+    assert own.labels[found].tolist() == public.labels.tolist()
+    victims = numbers_in(own, draw(spec, digits).inputs.flatten(0, 1))
+    assert not set(found) & set(victims)
+    assert share(spec, digits).victims.tolist() == victims
+    assert len(reference(spec, digits).inputs) == len(own) - 50
+    decoys = numbers_in(own, reference(spec, digits).inputs)
+    assert not set(found) & set(decoys)
+    again = public_material(spec, digits)
+    assert again is not None
+    assert torch.equal(again.inputs, public.inputs)  # type: ignore[arg-type]
+
+
+def test_without_public_images_every_image_may_be_a_decoy() -> None:
+    digits, spec = data.load("digits"), replace(TINY, knowledge=("labels",))
+    assert public_material(spec, digits) is None
+    assert len(reference(spec, digits).inputs) == len(digits.test)
+
+
+def test_a_small_split_is_halved_between_the_adversary_and_the_decoys() -> None:
+    digits, spec = data.load("digits"), replace(TINY, decoys=1000)
+    half = (len(digits.test) - 2) // 2
+    assert len(share(spec, digits).public) == half
+    assert len(reference(spec, digits).inputs) == len(digits.test) - half
+
+
+def test_nobody_else_of_a_victims_identity_is_public() -> None:
+    digits, spec = data.load("digits"), replace(TINY, auxiliary_images=10_000, decoys=1)
+    who = torch.arange(len(digits.test)) // 40
+    known = replace(digits, test=data.Split(digits.test.images, digits.test.labels, who))
+    assert share(spec, digits).public.min() < 40
+    assert share(spec, known).public.min() >= 40
+
+
+def test_public_images_may_be_those_of_the_other_split() -> None:
+    digits = data.load("digits")
+    for name in ("train", "digits"):
+        public = public_material(replace(TINY, auxiliary=name, auxiliary_images=50), digits)
         assert public is not None
         assert public.inputs is not None
-        assert public.labels is not None
-        known = {
-            tuple(image.flatten().tolist()): int(label) for image, label in zip(other.images, other.labels, strict=True)
-        }
-        found = [known[tuple(image.flatten().tolist())] for image in (public.inputs * 255).round().byte()]
-        assert len(found) == 50
-        assert found == public.labels.tolist()
-    assert public_material(replace(TINY, knowledge=("labels",)), digits) is None
-    again, same = (public_material(TINY, digits) for _ in range(2))
-    assert again is not None
-    assert same is not None
-    assert torch.equal(again.inputs, same.inputs)  # type: ignore[arg-type]
+        assert len(numbers_in(digits.train, public.inputs)) == 50
+        assert len(reference(replace(TINY, auxiliary=name), digits).inputs) == len(digits.test)
+
+
+def test_clients_draw_from_the_split_that_is_not_attacked(tmp_path: Path) -> None:
+    digits = data.load("digits")
+    assert len(numbers_in(digits.train, client_pool(TINY, digits))) == len(digits.train)
+    own = numbers_in(digits.test, client_pool(replace(TINY, pool="test"), digits))
+    assert not set(own) & set(share(TINY, digits).victims.tolist())
+    spec = replace(TINY, defenses=("instahide:k=3,from_pool=2",), null_victims=0)
+    (made,) = run(spec, tmp_path)
+    assert made.status == "done", made.error
+    assert len(plan(spec, device=torch.device("cpu"))) == 1
 
 
 def pictures(folder: Path, side: int) -> str:
@@ -453,13 +504,15 @@ def test_a_generator_is_handed_to_the_adversary_if_its_images_fit(tmp_path: Path
 
 
 def test_a_tuned_attack_is_chosen_on_simulated_victims_and_the_record_keeps_the_search(tmp_path: Path) -> None:
-    spec = replace(TINY, tune=True, null_victims=0, attacks=("inverting-gradients:steps=2",))
+    spec = replace(TINY, tune=True, null_victims=0, attacks=("inverting-gradients:steps=3",))
+    spec = replace(spec, tune_steps=2, tune_victims=3, auxiliary_images=30)
     (made,) = run(spec, tmp_path)
     search = made.outcome.search
-    assert made.attack == search["attack"] == "inverting-gradients:steps=2"
-    assert search["chosen"] in [trial["setting"] for trial in search["trials"]]
+    assert made.attack == search["attack"] == "inverting-gradients:steps=3"
+    assert search["chosen"].replace("steps=3", "steps=2") in [trial["setting"] for trial in search["trials"]]
     assert len(search["trials"]) > 10
-    assert (search["public"], search["seed"]) == (1000, 0)
+    assert (search["public"], search["seed"], search["victims"], search["steps"]) == (30, 0, 3, 2)
+    assert search["rule"] == "identification"
     assert record.read(tmp_path / "cells" / spec.cells()[0].name).outcome == made.outcome
 
     chosen = replace(spec, tune=False, attacks=(search["chosen"],))
@@ -556,7 +609,7 @@ def killed_at_random_moments(start: Callable[[], Any], times: int) -> int:
     moments = np.random.default_rng(0)
     for kills in range(times):
         process = start()
-        process.join(float(moments.uniform(0.05, 0.5)))
+        process.join(float(moments.uniform(0.05, 0.3)))
         if not process.is_alive():
             return kills
         process.kill()
@@ -573,7 +626,8 @@ def run_alone(spec: AuditSpec, folder: Path) -> None:
 def test_killing_the_process_ten_times_and_resuming_gives_the_record_of_the_whole_run(tmp_path: Path) -> None:
     import multiprocessing
 
-    spec = replace(GRID, states=("untrained", "trained"), attacks=("inverting-gradients:steps=200", "dlg:steps=6"))
+    attacks = ("inverting-gradients:steps=200", "dlg:steps=2")
+    spec = replace(GRID, states=("untrained", "trained"), defenses=("none",), attacks=attacks)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gradveil.grid", "sklearn.datasets"])
 

@@ -21,7 +21,6 @@ from gradveil.defenses import (
     GaussianNoise,
 )
 from gradveil.engine import Runtime
-from gradveil.errors import UnsupportedModelError
 from gradveil.types import Batch, LocalTraining
 
 
@@ -136,12 +135,18 @@ def test_norms_that_average_over_all_batches_count_every_local_step(stacked: boo
     assert model[1].momentum is None  # type: ignore[index]
 
 
-def test_clients_that_saw_different_numbers_of_batches_cannot_average_in_one_stack() -> None:
-    model = normed()
+def test_clients_that_saw_different_numbers_of_batches_train_one_after_another() -> None:
+    model, batch = normed(), private()
     model[1].momentum = None  # type: ignore[index]
-    counters = {"1.num_batches_tracked": torch.tensor([1, 2, 2])}
-    with pytest.raises(UnsupportedModelError, match="equally many batches"):
-        taken(model=model, mode="train", buffers=counters)
+    counters = torch.tensor([1, 2, 2])
+    found = taken(batch, model=model, mode="train", buffers={"1.num_batches_tracked": counters}).evidence.buffers_after
+    assert found["1.num_batches_tracked"].tolist() == [2, 3, 3]
+    for victim, count in enumerate(counters):
+        literal = copy.deepcopy(model).train()
+        literal.get_buffer("1.num_batches_tracked").copy_(count)
+        literal(batch.inputs[victim])
+        for name, tensor in literal.named_buffers():
+            torch.testing.assert_close(found[name][victim], tensor, rtol=1e-10, atol=0)
 
 
 def literal_in_place(own: nn.Module, batch: Batch, local: LocalTraining) -> list[Tensor]:

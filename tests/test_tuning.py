@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradveil._tuning_space import default_space, settings_of
-from gradveil._tuning_victims import identified, scores, simulate
+from gradveil._tuning_victims import nearness, ranks, scores, simulate
 from gradveil.attacks import DLG, IDLG, SPEAR, Attack, GradientMatching, InvertingGradients, PolicyAware
 from gradveil.client import observe
 from gradveil.defenses import Defense, GaussianNoise, Pruning
@@ -60,7 +60,9 @@ def attack(steps: int = 30) -> InvertingGradients:
 
 @cache
 def searched() -> tuple[InvertingGradients, Search]:
-    return tune(attack(), see(), auxiliary=public(), space=GRID, victims=3, streams=STREAMS, runtime=RUNTIME)
+    return tune(
+        attack(), see(), auxiliary=public(), space=GRID, victims=3, rule="psnr", streams=STREAMS, runtime=RUNTIME
+    )
 
 
 def test_the_best_setting_is_chosen_and_every_one_is_kept() -> None:
@@ -76,7 +78,9 @@ def test_the_best_setting_is_chosen_and_every_one_is_kept() -> None:
 def test_the_observed_update_plays_no_part() -> None:
     seen = see()
     nothing = dataclasses.replace(seen, update=tuple(torch.full_like(tensor, 7.0) for tensor in seen.update))
-    other = tune(attack(), nothing, auxiliary=public(), space=GRID, victims=3, streams=STREAMS, runtime=RUNTIME)
+    other = tune(
+        attack(), nothing, auxiliary=public(), space=GRID, victims=3, rule="psnr", streams=STREAMS, runtime=RUNTIME
+    )
     assert other == searched()
 
 
@@ -145,21 +149,48 @@ def test_halving_runs_shorter_rounds_and_drops_the_worse_half() -> None:
     assert (tuned.lr, tuned.tv, tuned.steps) == (0.1, 1e-5, 16)
 
 
-def test_identification_can_decide() -> None:
-    _, search = tune(
-        attack(),
-        see(),
-        auxiliary=public(),
-        space=GRID,
-        victims=3,
-        rule="identification",
-        streams=STREAMS,
-        runtime=RUNTIME,
-    )
-    best = max(search.trials, key=lambda trial: (trial.identified, trial.psnr))
-    assert search.chosen == best.setting
+def test_identification_decides_unless_another_rule_is_given() -> None:
+    settings = {"auxiliary": public(), "space": GRID, "victims": 3, "streams": STREAMS, "runtime": RUNTIME}
+    _, search = tune(attack(), see(), **settings)  # type: ignore[arg-type]
+    best = max(search.trials, key=lambda trial: (trial.nearness, trial.psnr))
+    assert (search.rule, search.chosen) == ("identification", best.setting)
     assert best.identified == 1.0
     assert search.trials[0].identified < 1.0
+    assert [trial.psnr for trial in search.trials] == [trial.psnr for trial in searched()[1].trials]
+
+
+def test_grey_wins_by_psnr_and_loses_by_identification() -> None:
+    made = simulate(see(), public(), victims=8, streams=STREAMS)
+    truth, flags = made.evidence.batch.inputs, torch.zeros(8, dtype=torch.bool)
+    noise = Streams(seed=1, purpose="test").bind(8).normal("noise", truth.shape[1:])
+    guesses = {
+        name: Reconstruction(inputs=inputs, objective=torch.zeros(8), diverged=flags, steps=flags.long())
+        for name, inputs in {"grey": torch.full_like(truth, 0.5), "noisy": (truth + 0.5 * noise).clamp(0, 1)}.items()
+    }
+    psnr = {name: float(scores(guess, made).mean()) for name, guess in guesses.items()}
+    near = {
+        name: float(nearness(ranks(guess, made, public(), streams=STREAMS), public()).mean())
+        for name, guess in guesses.items()
+    }
+    assert psnr["grey"] > psnr["noisy"] + 1
+    assert near["noisy"] > near["grey"] + 0.3
+
+
+def test_nearness_tells_ranks_apart_that_are_not_the_first() -> None:
+    found = nearness(torch.tensor([0.0, 1.0, 5.0, 24.0]), public())
+    assert torch.equal(found, found.sort(descending=True).values)
+    torch.testing.assert_close(found[[0, 3]], torch.tensor([1.0, 0.0]))
+
+
+def test_a_short_search_gives_the_chosen_attack_its_own_steps_back() -> None:
+    tuned, search = tune(
+        attack(500), see(), auxiliary=public(), space=GRID, victims=2, steps=9, streams=STREAMS, runtime=RUNTIME
+    )
+    assert (tuned.steps, search.steps) == (500, 9)
+    assert search.attack == "inverting-gradients:steps=500,tv=1"
+    assert search.chosen.startswith("inverting-gradients:steps=500")
+    assert all("steps=9" in trial.setting for trial in search.trials)
+    assert len(search.trials) == 5
 
 
 def test_perfect_guesses_score_highest_whatever_their_order() -> None:
@@ -172,7 +203,7 @@ def test_perfect_guesses_score_highest_whatever_their_order() -> None:
         inputs=made.evidence.batch.inputs.flip(1), objective=torch.zeros(2), diverged=flags, steps=flags.long()
     )
     assert scores(guess, made).tolist() == [140.0, 140.0]
-    assert identified(guess, made, public(), streams=STREAMS).tolist() == [1.0, 1.0]
+    assert ranks(guess, made, public(), streams=STREAMS).tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.parametrize("one", [InvertingGradients(), GradientMatching(), DLG(), IDLG(), PolicyAware()], ids=str)

@@ -9,6 +9,7 @@ from gradveil._scoring import Reference
 from gradveil._version import VERSION
 from gradveil.auditing import Audit, audit
 from gradveil.client import Client, Step, observe, step
+from gradveil.decoding import audit_decoding
 from gradveil.engine import Runtime, normalized
 from gradveil.errors import GradVeilError
 from gradveil.federated import Federation, audit_recorded, federate, vet
@@ -49,6 +50,7 @@ __all__ = [
     "accuracy_score",
     "attacks",
     "audit",
+    "audit_decoding",
     "audit_recorded",
     "data",
     "defenses",

@@ -1,6 +1,6 @@
 """Private sets encoded by data defenses in many rounds, and what an adversary gets of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
@@ -15,7 +15,7 @@ from gradveil.defenses import Adversary, DataDefense, Defense, InstaHide
 from gradveil.engine import Runtime
 from gradveil.errors import DataError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Batch, Knowledge, Protected
+from gradveil.types import Auxiliary, Batch, Knowledge, Observation, Protected, Reconstruction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,7 @@ class EncodedSet:
 
     def unit(self, encodings: Tensor) -> Tensor:
         """Map encodings (..., C, H, W) to [0, 1], to compare them by metrics of pixels."""
-        low, high = (bound.to(encodings)[:, None, None] for bound in (self.low, self.high))
-        return (encodings - low) / (high - low)
+        return in_unit(encodings, self.low, self.high)
 
 
 def encode(batch: Batch, client: Client, *, rounds: int, seed: int = 0) -> EncodedSet:
@@ -81,6 +80,41 @@ def pixel_bounds(defenses: Sequence[Defense], channels: int) -> tuple[Tensor, Te
     """
     flipped = [defense for defense in defenses if isinstance(defense, InstaHide)]
     return flipped[-1].bounds(channels) if flipped else (torch.zeros(channels), torch.ones(channels))
+
+
+def in_unit(images: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Map images (..., C, H, W) between `low` and `high`, (C,) each, to [0, 1], to compare them by metrics of pixels.
+
+    Example:
+        >>> in_unit(torch.tensor([[[1.5]]]), torch.tensor([0.0]), torch.tensor([2.0])).item()
+        0.75
+    """
+    least, most = (bound.to(images)[:, None, None] for bound in (low, high))
+    return (images - least) / (most - least)
+
+
+def known_bounds(observation: Observation) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest pixel of each channel, (C,) each, that an adversary expects at the model."""
+    known = tuple(defense for defense in observation.defenses or () if isinstance(defense, Defense))
+    return pixel_bounds(known, observation.input_shape[1])
+
+
+def in_known_range(observation: Observation) -> tuple[Observation, Callable[[Reconstruction], Reconstruction]]:
+    """Let an adversary who knows that pixels leave [0, 1] look for them where they are.
+
+    Returns:
+        What to attack, and what to make of the guess: what was found is a guess of what the model saw; clamped, of the
+        private images. Who expects nothing beyond [0, 1] attacks as ever.
+    """
+    low, high = known_bounds(observation)
+    if bool((low == 0).all()) and bool((high == 1).all()):
+        return observation, lambda guess: guess
+
+    def back(guess: Reconstruction) -> Reconstruction:
+        found = in_own_range(guess.inputs, low, high)
+        return replace(guess, protected=found, inputs=found.clamp(0, 1))
+
+    return stretched(observation, low, high), back
 
 
 def known_encodings(

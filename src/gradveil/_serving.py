@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gradveil.attacks import ActiveAttack, Attack
 from gradveil.client import Client, Step, check, step
+from gradveil.defenses import Defense
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Batch, Gradients, Knowledge, State
 
@@ -39,12 +40,14 @@ class Served:
         plain: (V, *shape) by name, what the same clients would have shared of the same network without any defense.
         start: (*shape) or (V, *shape) by name, to be subtracted from what is shared to see the change: the weights
             where clients share weights, else nothing.
+        defenses: of the clients.
         seconds: that it took.
     """
 
     step: Step
     plain: Mapping[str, Tensor]
     start: Mapping[str, Tensor]
+    defenses: tuple[Defense, ...] = ()
     seconds: float
 
     def clean(self) -> Gradients:
@@ -70,7 +73,8 @@ def serve(
     Args:
         batch: of every client.
         client: with the network as an honest server would send it.
-        attack: the adversary; a malicious one changes the network.
+        attack: the adversary; a malicious one changes the network, and may ask the same clients several times: each
+            time they train anew on their batches, from what they kept for themselves, and the last update is observed.
         granted: what the adversary is granted.
         seed: of all randomness.
         parameters: (V, *shape) weights by name, where the clients' models differ.
@@ -78,33 +82,59 @@ def serve(
     """
     began = time.monotonic()
     check(batch)
-    public = granted.public
     size, channels, height, width = batch.inputs.shape[1:]
-    sent = served(attack, client.model, input_shape=(size, channels, height, width), auxiliary=public, seed=seed)
+    shape, public = (size, channels, height, width), granted.public
+    client = replace(client, model=served(attack, client.model, input_shape=shape, auxiliary=public, seed=seed))
+    clients = _Clients(batch=batch, granted=granted, seed=seed, buffers=buffers)
+    shared, last = clients.answer(client, weights=parameters), 0
+    if isinstance(attack, ActiveAttack) and attack.queries > 1:
+        shared, last = clients.asked_again(shared, client, attack, weights=parameters), attack.queries - 1
 
-    def taken(client: Client) -> Step:
-        return step(
-            batch,
-            client,
-            streams=Streams(seed=seed, purpose="client"),
-            knowledge=granted.knowledge,
-            auxiliary=public,
-            parameters=parameters,
-            buffers=buffers,
-        )
-
-    client = replace(client, model=sent)
-    shared = taken(client)
+    weights = shared.observation.parameters
     changed = len(client.update_defenses) < len(client.defenses)
-    bare = taken(replace(client, defenses=())) if changed else shared
+    bare = clients.answer(replace(client, defenses=()), weights=weights, query=last) if changed else shared
     plain = dict(zip(bare.observation.names, bare.evidence.clean, strict=True))
-    weights = dict(sent.named_parameters()) | dict(parameters or {}) if client.local.shares == "weights" else {}
+    start = dict(client.model.named_parameters()) | dict(weights or {}) if client.local.shares == "weights" else {}
     return Served(
         step=shared,
         plain=plain,
-        start={name: weights[name].detach() for name in plain if name in weights},
+        start={name: start[name].detach() for name in plain if name in start},
+        defenses=client.defenses,
         seconds=time.monotonic() - began,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clients:
+    """V clients with their private batches, who answer a server as often as it asks."""
+
+    batch: Batch
+    granted: Granted
+    seed: int
+    buffers: State | None
+
+    def answer(self, client: Client, *, weights: State | None, query: int = 0, kept: State | None = None) -> Step:
+        """Take the step of one query, with randomness of its own."""
+        streams = Streams(seed=self.seed, purpose="client")
+        return step(
+            self.batch,
+            client,
+            streams=streams.fork(f"query-{query}") if query else streams,
+            knowledge=self.granted.knowledge,
+            auxiliary=self.granted.public,
+            parameters=weights,
+            buffers=self.buffers,
+            kept=kept,
+        )
+
+    def asked_again(self, first: Step, client: Client, attack: ActiveAttack, *, weights: State | None) -> Step:
+        """Return the last of the steps in which the server asks again, each time after reading all answers."""
+        taken, history = first, [first.observation]
+        for query in range(1, attack.queries):
+            sent = {**(weights or {}), **attack.poison_again(history, auxiliary=self.granted.public)}
+            taken = self.answer(client, weights=sent or None, query=query, kept=taken.kept)
+            history.append(taken.observation)
+        return taken
 
 
 def served(

@@ -1,14 +1,16 @@
 """Victims that an adversary simulates from public images, and how well it does on them."""
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from gradveil._encoded import in_unit, known_bounds
 from gradveil.client import Client, Step, step
 from gradveil.defenses import Defense
 from gradveil.errors import DataError
-from gradveil.metrics import PSNR, align, arrange, draw_decoys, identify, pixels
+from gradveil.metrics import PSNR, align, arrange, correlation, draw_decoys, identify
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Batch, LocalTraining, Observation, Reconstruction, State
 
@@ -62,20 +64,38 @@ def scores(guess: Reconstruction, made: Step) -> Tensor:
     return PSNR()(arrange(guess.inputs, order), truth).mean(1)
 
 
-def identified(guess: Reconstruction, made: Step, auxiliary: Auxiliary, *, streams: Streams) -> Tensor:
-    """Return (V,) the share of its private images that are nearer to their guess than any other public image."""
-    assert auxiliary.inputs is not None
+def ranks(guess: Reconstruction, made: Step, auxiliary: Auxiliary, *, streams: Streams) -> Tensor:
+    """Return (V, B') where each private image stands among public ones, 0 if it correlates most with its guess."""
     order, truth = _order_and_truth(guess, made)
-    decoys = draw_decoys(auxiliary.inputs, count=min(_DECOYS, len(auxiliary.inputs)), streams=streams)
-    ranks = identify(arrange(guess.inputs, order), truth, decoys.to(truth), view=pixels)
-    return (ranks < 0.5).to(truth.dtype).mean(1)
+    decoys = _decoys(auxiliary, streams)
+    return identify(arrange(guess.inputs, order), truth, decoys.to(truth), view=correlation)
+
+
+def nearness(ranks: Tensor, auxiliary: Auxiliary) -> Tensor:
+    """Turn ranks among n public images into 1 for the first and 0 for the last, by 1 - log(1 + rank) / log(1 + n).
+
+    Few victims decide more by it than by who came first: it tells the tenth from the hundredth.
+
+    Example:
+        >>> public = Auxiliary(inputs=torch.zeros(999, 1, 2, 2))
+        >>> [round(float(near), 3) for near in nearness(torch.tensor([0.0, 9.0, 99.0, 999.0]), public)]
+        [1.0, 0.667, 0.333, 0.0]
+    """
+    assert auxiliary.inputs is not None
+    return 1 - ranks.log1p() / math.log1p(min(_DECOYS, len(auxiliary.inputs)))
+
+
+def _decoys(auxiliary: Auxiliary, streams: Streams) -> Tensor:
+    assert auxiliary.inputs is not None
+    return draw_decoys(auxiliary.inputs, count=min(_DECOYS, len(auxiliary.inputs)), streams=streams)
 
 
 def _order_and_truth(guess: Reconstruction, made: Step) -> tuple[Tensor, Tensor]:
     """Return (V, B') which guess belongs to which sample, and (V, B', C, H, W) the private image behind each."""
     protected = made.evidence.protected
-    of_seen = guess.inputs if guess.protected is None else guess.protected
-    order = align(of_seen, protected.inputs.clamp(0, 1))
+    bounds = known_bounds(made.observation)
+    of_seen = in_unit(guess.inputs if guess.protected is None else guess.protected, *bounds)
+    order = align(of_seen, in_unit(protected.inputs, *bounds).clamp(0, 1))
     heaviest = protected.origin.gather(2, protected.weights.argmax(2, keepdim=True)).squeeze(2)
     rows = torch.arange(len(order), device=order.device)[:, None]
     return order, made.evidence.batch.inputs[rows, heaviest]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradveil._encoded import in_known_range, in_unit, pixel_bounds
 from gradveil._regions import ratios_of
 from gradveil._scoring import Reference, identification, score
 from gradveil._serving import Granted, Served, serve
@@ -149,7 +150,8 @@ def audit(
 def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: int, runtime: Runtime) -> Audit:
     """Run an attack behind the wall, and bring the truth to what it guessed."""
     began = time.monotonic()
-    guess = attack(served.step.observation, streams=Streams(seed=seed, purpose="attack"), runtime=runtime)
+    seen, in_pixels = in_known_range(served.step.observation)
+    guess = in_pixels(attack(seen, streams=Streams(seed=seed, purpose="attack"), runtime=runtime))
     seconds = time.monotonic() - began
     result = judge_guess(served, attack, guess, judging=judging, seed=seed, runtime=runtime)
     return replace(result, seconds={"client": served.seconds, "attack": seconds, **result.seconds})
@@ -158,13 +160,18 @@ def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: 
 def judge_guess(
     served: Served, attack: Attack, guess: Reconstruction, *, judging: Judging, seed: int, runtime: Runtime
 ) -> Audit:
-    """Bring a guess into the order of what the model saw, and score it beside the null lines."""
+    """Bring a guess into the order of what the model saw, and score it beside the null lines.
+
+    Where a defense takes pixels out of [0, 1], what the model saw and the guess of it are compared on the range that
+    they can have, scaled to [0, 1].
+    """
     began = time.monotonic()
     taken, evidence = served.step, served.step.evidence
-    seen = evidence.protected.inputs.clamp(0, 1)
-    of_seen = guess.inputs if guess.protected is None else guess.protected
+    low, high = pixel_bounds(served.defenses, evidence.batch.inputs.shape[2])
+    seen = in_unit(evidence.protected.inputs, low, high).clamp(0, 1)
+    of_seen = in_unit(guess.inputs if guess.protected is None else guess.protected, low, high)
     order = align(of_seen, seen)
-    guess, of_seen = replace(guess, inputs=arrange(guess.inputs, order)), arrange(of_seen, order)
+    of_seen, guess = arrange(of_seen, order), _arranged(guess, order)
     heaviest = evidence.protected.origin.gather(2, evidence.protected.weights.argmax(2, keepdim=True)).squeeze(2)
     rows = torch.arange(len(seen), device=seen.device)[:, None]
     truth, labels = evidence.batch.inputs[rows, heaviest], _classes(evidence.batch.labels)[rows, heaviest]
@@ -177,7 +184,8 @@ def judge_guess(
         else {}
     )
     if null is not None:
-        nulls["random-gradient"] = arrange(null.inputs, align(null.inputs, seen[: judging.null_victims]))
+        of_null = in_unit(null.inputs if null.protected is None else null.protected, low, high)
+        nulls["random-gradient"] = arrange(null.inputs, align(of_null, seen[: judging.null_victims]))
     accuracy = None
     if guess.labels is not None and Knowledge.LABELS not in taken.observation.knowledge:
         accuracy = aligned_label_accuracy(guess.labels, evidence.protected.labels, order)
@@ -205,6 +213,11 @@ def judge_guess(
     )
 
 
+def _arranged(guess: Reconstruction, order: Tensor) -> Reconstruction:
+    protected = None if guess.protected is None else arrange(guess.protected, order)
+    return replace(guess, inputs=arrange(guess.inputs, order), protected=protected)
+
+
 def _random_gradient_guess(
     taken: Step, attack: Attack, judging: Judging, *, seed: int, runtime: Runtime
 ) -> Reconstruction | None:
@@ -213,8 +226,8 @@ def _random_gradient_guess(
         return None
     some = taken.observation.select(slice(0, judging.null_victims))
     streams = Streams(seed=seed, purpose="random-gradient").bind(some.victims)
-    observation = replace(some, update=_random_like(some, streams))
-    return attack(observation, streams=Streams(seed=seed, purpose="null-attack"), runtime=runtime.named("null"))
+    seen, in_pixels = in_known_range(replace(some, update=_random_like(some, streams)))
+    return in_pixels(attack(seen, streams=Streams(seed=seed, purpose="null-attack"), runtime=runtime.named("null")))
 
 
 def _random_like(observation: Observation, streams: Streams) -> Gradients:

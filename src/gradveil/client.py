@@ -206,8 +206,8 @@ def check(batch: Batch) -> None:
         raise DataError(f"inputs must be (victims, batch, channels, height, width), got shape {tuple(inputs.shape)}")
     if not inputs.dtype.is_floating_point:
         raise DataError(f"inputs must be floating-point pixels in [0, 1], got {inputs.dtype}; divide bytes by 255")
-    if not bool(torch.isfinite(inputs).all()) or float(inputs.min()) < 0 or float(inputs.max()) > 1:
-        low, high = float(inputs.min()), float(inputs.max())
+    low, high = (float(end) for end in torch.aminmax(inputs))
+    if not (low >= 0 and high <= 1):  # what is not a number is neither
         raise DataError(
             f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; give plain pixels and use gradveil.normalized"
         )

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gradveil import data, record
 from gradveil._networks import Prepared, prepare, threads_for
-from gradveil._public_material import public_material
+from gradveil._public_material import client_pool, public_material, reference
+from gradveil._public_material import draw as private_images
 from gradveil._recording import failed, pictures, to_record
 from gradveil._scoring import Reference
 from gradveil._serving import Granted, Served, serve
@@ -20,11 +22,12 @@ from gradveil.attacks import Attack
 from gradveil.auditing import Audit, Judging, attack_and_judge
 from gradveil.client import Client
 from gradveil.data import Dataset
+from gradveil.defenses import DataDefense, StepDefense
 from gradveil.engine import Progress, Runtime
 from gradveil.engine.runtime import silent
 from gradveil.errors import GradVeilError, RecordError, SpecError
 from gradveil.record import Record
-from gradveil.spec import AuditSpec, Cell, build_metrics
+from gradveil.spec import AuditSpec, Cell, build_defenses, build_metrics
 from gradveil.storage import TensorFolder, write_atomically
 from gradveil.streams import Streams
 from gradveil.tuning import tune
@@ -74,10 +77,14 @@ class Material:
     Args:
         dataset: of the private images.
         public: what an adversary with auxiliary knowledge has.
+        reference: images that the auditor compares with; the adversary has none of them.
+        pool: (N, C, H, W) images that the clients' defenses may draw from; None if no defense is one of data or step.
     """
 
     dataset: Dataset
     public: Auxiliary | None
+    reference: Reference
+    pool: Tensor | None
 
 
 def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None) -> list[Record]:
@@ -89,26 +96,39 @@ def run_audit(spec: AuditSpec, folder: Path, *, settings: Settings | None = None
         settings: device, progress.
     """
     settings = settings or Settings()
-    dataset = data.load(spec.dataset, settings.data_dir)
-    draw(spec, dataset)  # a mistake shows before the folder is taken
-    material = Material(
-        dataset=dataset,
-        public=public_material(spec, dataset, data_dir=settings.data_dir, device=settings.place()),
-    )
+    material = load_material(spec, settings)  # a mistake shows before the folder is taken
     claim(folder, spec)
     cells, records = spec.cells(), []
     for number, cell in enumerate(cells, start=1):
         if settings.announce:
             settings.announce(number, len(cells), cell)
-        done = finished(folder, cell)
-        if done is None:
-            done = _run_cell(spec, cell, material, folder, settings)
-        elif settings.redact:
-            done = record.redact(done, folder / "cells" / cell.name)
-        if done.status == "done":
-            TensorFolder(folder / "cells" / cell.name / "unfinished").clear()
-        records.append(done)
+        records.append(run_cell(spec, cell, material, folder, settings))
     return records
+
+
+def load_material(spec: AuditSpec, settings: Settings) -> Material:
+    """Load what all cells of a spec share, and see that there are enough private images."""
+    dataset = data.load(spec.dataset, settings.data_dir)
+    place, kinds = settings.place(), (DataDefense, StepDefense)
+    draws = any(isinstance(defense, kinds) for text in spec.defenses for defense in build_defenses(text))
+    return Material(
+        dataset=dataset,
+        public=public_material(spec, dataset, data_dir=settings.data_dir, device=place),
+        reference=reference(spec, dataset),
+        pool=client_pool(spec, dataset, data_dir=settings.data_dir).to(place) if draws else None,
+    )
+
+
+def run_cell(spec: AuditSpec, cell: Cell, material: Material, folder: Path, settings: Settings) -> Record:
+    """Run one cell into the folder of its spec, or return its record if it is finished."""
+    done = finished(folder, cell)
+    if done is None:
+        done = _run_cell(spec, cell, material, folder, settings)
+    elif settings.redact:
+        done = record.redact(done, folder / "cells" / cell.name)
+    if done.status == "done":
+        TensorFolder(folder / "cells" / cell.name / "unfinished").clear()
+    return done
 
 
 def claim(folder: Path, spec: AuditSpec) -> None:
@@ -131,9 +151,7 @@ def finished(folder: Path, cell: Cell) -> Record | None:
 
 def draw(spec: AuditSpec, dataset: Dataset) -> Batch:
     """Take the private images of a spec."""
-    split = dataset.test if spec.split == "test" else dataset.train
-    start = None if spec.start < 0 else spec.start
-    return data.draw_victims(split, victims=spec.victims, batch_size=spec.batch_size, seed=spec.seed, start=start)
+    return private_images(spec, dataset)
 
 
 def _run_cell(spec: AuditSpec, cell: Cell, material: Material, folder: Path, settings: Settings) -> Record:
@@ -175,15 +193,15 @@ def _audit(
         defenses=cell.build_defenses(),
         local=spec.local,
         mode=spec.mode,
+        pool=material.pool,
     )
     dataset, attack = material.dataset, cell.build_attack()
-    split = dataset.test if spec.split == "test" else dataset.train
     granted = Granted(knowledge=spec.knowledge_of(cell), auxiliary=material.public)
     served = serve(draw(spec, dataset).to(device), client, attack, granted=granted, seed=spec.seed)
     attack, search = _tuned(spec, attack, served, runtime)
     judging = Judging(
         metrics=build_metrics(spec),
-        reference=Reference(split.inputs(), split.labels),
+        reference=material.reference,
         decoys=spec.decoys,
         null_victims=spec.null_victims,
     )
@@ -196,5 +214,13 @@ def _tuned(spec: AuditSpec, attack: Attack, served: Served, runtime: Runtime) ->
     if not spec.tune:
         return attack, {}
     streams = Streams(seed=spec.seed, purpose="attack")
-    chosen, search = tune(attack, served.step.observation, streams=streams, runtime=runtime)
+    chosen, search = tune(
+        attack,
+        served.step.observation,
+        victims=spec.tune_victims,
+        steps=spec.tune_steps,
+        rule=spec.tune_rule,
+        streams=streams,
+        runtime=runtime,
+    )
     return chosen, asdict(search)

@@ -7,17 +7,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from gradveil import data
-from gradveil._public_material import public_material
 from gradveil._serving import Granted, serve
 from gradveil.client import Client
-from gradveil.data import Dataset
 from gradveil.engine import Runtime, normalized
-from gradveil.grid import Settings, draw
+from gradveil.grid import Material, Settings, draw, load_material
 from gradveil.models import build
 from gradveil.spec import AuditSpec, Cell
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Observation
+from gradveil.types import Observation
 
 _STEPS = (2, 6)
 _VICTIMS = 4
@@ -46,21 +43,27 @@ def plan(spec: AuditSpec, *, data_dir: Path | None = None, device: torch.device 
     The time is that of a few steps on up to 4 victims, stretched to all steps and victims: an upper estimate on a GPU,
     where a full stack is cheaper per victim.
     """
-    dataset = data.load(spec.dataset, data_dir)
-    draw(spec, dataset)  # too many victims show here, as they would in the run
     place = Settings(device=device).place()
-    public = public_material(spec, dataset, data_dir=data_dir, device=place)
-    return [_cost(spec, cell, dataset, public, place) for cell in spec.cells()]
+    material = load_material(spec, Settings(data_dir=data_dir, device=device))
+    return [_cost(spec, cell, material, place) for cell in spec.cells()]
 
 
-def _cost(spec: AuditSpec, cell: Cell, dataset: Dataset, public: Auxiliary | None, place: torch.device) -> Cost:
+def _cost(spec: AuditSpec, cell: Cell, material: Material, place: torch.device) -> Cost:
     """Let a few clients take their step on the network as the adversary's server sends it, and time the attack."""
+    dataset = material.dataset
     plain = build(cell.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec.model_seed)
     model = (normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain).to(place).eval()
     few = replace(spec, victims=min(spec.victims, _VICTIMS))
-    client = Client(model=model, loss=F.cross_entropy, defenses=cell.build_defenses(), local=spec.local, mode=spec.mode)
+    client = Client(
+        model=model,
+        loss=F.cross_entropy,
+        defenses=cell.build_defenses(),
+        local=spec.local,
+        mode=spec.mode,
+        pool=material.pool,
+    )
     batch = draw(few, dataset).to(place)
-    granted = Granted(knowledge=spec.knowledge_of(cell), auxiliary=public)
+    granted = Granted(knowledge=spec.knowledge_of(cell), auxiliary=material.public)
     served = serve(batch, client, cell.build_attack(), granted=granted, seed=spec.seed)
     seen = served.step.observation
     size = sum(p.numel() for p in seen.model.parameters())

@@ -30,7 +30,12 @@ T = TypeVar("T")
 STATES = ("untrained", "trained", "trained-with-defense")
 SHORT_TRAINING = Training(epochs=10, optimizer="adam", lr=0.01, weight_decay=0.0)
 _TABLES = ("audit", "training", "local")
-_LEAST = {"victims": 1, "batch_size": 1, "decoys": 1, "null_victims": 0, "start": -1, "auxiliary_images": 1}
+_LEAST = {
+    "victims": 1, "batch_size": 1, "decoys": 1, "null_victims": 0, "start": -1, "auxiliary_images": 1, "tune_steps": 0,
+    "tune_victims": 2,
+}  # fmt: skip
+SPLITS = ("test", "train")
+TUNE_RULES = ("identification", "psnr")
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -56,9 +61,15 @@ class AuditSpec:
         adversaries: settings of informed adversaries, such as `inverting-gradients:steps=4800`, where they differ
             from the listed attack of the same name or from the defaults.
         tune: choose the settings of every attack on victims that the adversary simulates from its public images.
-        auxiliary: data set of the public images, where the adversary has some; empty takes the split of the private
-            data set that is not attacked.
-        auxiliary_images: how many.
+        tune_steps: of every attack in that search; 0 for its own, which the chosen one has again.
+        tune_victims: that are simulated.
+        tune_rule: what decides, `identification` or `psnr`.
+        auxiliary: public images of the adversary, where it has some: empty for images of the attacked split that are
+            neither victims nor decoys, so that a trained network knows them as well as the private ones; `train` or
+            `test` for a split of the private data set, or another data set.
+        auxiliary_images: how many; fewer where a split is too small to leave as many decoys.
+        pool: images that defenses of the data may draw from, `train`, `test` or a data set; empty for the split that
+            is not attacked.
         generator: checkpoint of a generator of images, for the adversary; empty for none.
         extractor: checkpoint of a network whose features the adversary uses; empty for none.
         mode: of batch norm at the client.
@@ -87,8 +98,12 @@ class AuditSpec:
     adaptive: bool = True
     adversaries: tuple[str, ...] = ()
     tune: bool = False
+    tune_steps: int = 0
+    tune_victims: int = 8
+    tune_rule: Literal["identification", "psnr"] = "identification"
     auxiliary: str = ""
     auxiliary_images: int = 1000
+    pool: str = ""
     generator: str = ""
     extractor: str = ""
     mode: Mode = "eval"
@@ -112,7 +127,12 @@ class AuditSpec:
         for name in ("models", "states", "defenses", "attacks", "metrics"):
             if not getattr(self, name):
                 raise SpecError(f"{name} must name at least one; give a list")
-        choices = {"split": ("test", "train"), "mode": get_args(Mode), "precision": get_args(Precision)}
+        choices = {
+            "split": SPLITS,
+            "tune_rule": TUNE_RULES,
+            "mode": get_args(Mode),
+            "precision": get_args(Precision),
+        }
         for name, options in choices.items():
             if getattr(self, name) not in options:
                 raise SpecError(f"{name} must be one of {', '.join(options)}, got '{getattr(self, name)}'")
@@ -123,7 +143,7 @@ class AuditSpec:
         public = [name for name in ("auxiliary", "generator", "extractor", "tune") if getattr(self, name)]
         if public and Knowledge.AUXILIARY not in parse_knowledge(self.knowledge):
             raise SpecError(f"{public[0]} is for an adversary who has public material; add auxiliary to knowledge")
-        for source in filter(None, (self.dataset, self.auxiliary)):
+        for source in (self.dataset, *(name for name in (self.auxiliary, self.pool) if name not in {"", *SPLITS})):
             build(sources, source)
         for state in self.states:
             if state not in STATES and not state.startswith("checkpoint:"):

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from gradveil._encoded import in_known_range
 from gradveil._tuning_space import Space, default_space, settings_of
-from gradveil._tuning_victims import identified, scores, simulate
+from gradveil._tuning_victims import nearness, ranks, scores, simulate
 from gradveil.attacks import Attack, GradientMatching, attack_each, attacks
 from gradveil.client import Step
 from gradveil.engine import Runtime
@@ -25,7 +26,8 @@ class Trial:
         setting: of the attack, as a spec string.
         psnr: mean over the victims, in dB.
         error: its standard error.
-        identified: share of their images that came first among public ones.
+        identified: share of their images that came first among public ones, by correlation.
+        nearness: mean of 1 - log(1 + rank) / log(1 + n) among n public images: 1 if all came first.
         round: of successive halving, from 0.
     """
 
@@ -33,6 +35,7 @@ class Trial:
     psnr: float
     error: float
     identified: float
+    nearness: float = 0.0
     round: int = 0
 
 
@@ -42,12 +45,13 @@ class Search:
 
     Args:
         attack: as it was given, a spec string; it takes part in the search.
-        chosen: the setting that won.
-        rule: what decided, the highest mean `psnr`, or the largest share `identified` and among equals the psnr.
+        chosen: the setting that won, with the attack's own steps.
+        rule: what decided, `identification` (the largest `nearness`, among equals the psnr) or the highest mean `psnr`.
         victims: that were simulated.
         public: images that they were drawn from.
         seed: of the search.
         trials: every setting in the order it was tried, round by round.
+        steps: of every attack in the search; 0 for the attack's own.
     """
 
     attack: str
@@ -57,6 +61,7 @@ class Search:
     public: int
     seed: int
     trials: tuple[Trial, ...]
+    steps: int = 0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Search":
@@ -72,7 +77,8 @@ def tune(
     space: Space | None = None,
     victims: int = 8,
     limit: int = 24,
-    rule: Rule = "psnr",
+    rule: Rule = "identification",
+    steps: int = 0,
     halvings: int = 0,
     streams: Streams | None = None,
     runtime: Runtime | None = None,
@@ -80,8 +86,8 @@ def tune(
     """Return an attack with settings chosen on simulated victims, and the search; the observed updates play no part.
 
     The adversary lets clients of its own train on public images as it knows the observed ones do. It attacks them under
-    all settings, in one stack where it can, and keeps the one that does best against its own simulated truth. PSNR
-    favours smooth guesses, since grey beats noise: choose by identification to know whom they show.
+    all settings, and keeps the one whose guesses correlate with their own images more than other public images do. PSNR
+    would favour smooth guesses, since grey beats noise.
 
     Args:
         attack: to tune; its own settings take part.
@@ -90,7 +96,8 @@ def tune(
         space: grids of settings; by default those that suit the attack.
         victims: to simulate.
         limit: settings beside the attack's own; more than that are drawn from at random.
-        rule: `psnr` or `identification`.
+        rule: `identification` or `psnr`.
+        steps: of every attack in the search; 0 for its own, which the chosen one has again.
         halvings: rounds before the last, each with half the steps of the next and dropping the worse half.
         streams: the adversary's randomness.
         runtime: precision, chunk (of settings times victims), progress, checkpoints.
@@ -103,27 +110,23 @@ def tune(
         >>> seen = observe(Batch(images[:2], labels[:2]), model, loss, knowledge=Knowledge.AUXILIARY)
         >>> public = Auxiliary(inputs=images[2:, 0], labels=labels[2:, 0])
         >>> attack = attacks.InvertingGradients(steps=9)
-        >>> tuned, search = tune(attack, seen, auxiliary=public, space=[{"lr": (0.3, 1e-9)}], victims=2)
+        >>> space = [{"lr": (0.3, 1e-9)}]
+        >>> tuned, search = tune(attack, seen, auxiliary=public, space=space, victims=2, rule="psnr")
         >>> tuned.lr, len(search.trials)
         (0.3, 3)
     """
-    _check(victims=victims, limit=limit, halvings=halvings)
+    _check(victims=victims, limit=limit, steps=steps, halvings=halvings)
     public = _public(attack, observation, auxiliary)
     streams = replace(streams or Streams(purpose="attack"), keys=()).fork("tuning")
     made = simulate(observation, public, victims=victims, streams=streams)
     settings = settings_of(attack, default_space(attack) if space is None else space, limit=limit, streams=streams)
     runtime = (runtime or Runtime()).named("tuning")
-
-    best, trials = _narrow(settings, made, public, rule=rule, halvings=halvings, streams=streams, runtime=runtime)
+    lengths = [(steps, 2 ** (halvings - turn)) for turn in range(halvings + 1)]
+    best, trials = _narrow(settings, made, public, rule=rule, lengths=lengths, streams=streams, runtime=runtime)
     return best, Search(
-        attack=attacks.describe(attack),
-        chosen=attacks.describe(best),
-        rule=rule,
-        victims=victims,
-        public=0 if public.inputs is None else len(public.inputs),
-        seed=streams.seed,
-        trials=tuple(trials),
-    )
+        attack=attacks.describe(attack), chosen=attacks.describe(best), rule=rule, victims=victims,
+        public=0 if public.inputs is None else len(public.inputs), seed=streams.seed, trials=tuple(trials), steps=steps,
+    )  # fmt: skip
 
 
 def _narrow(
@@ -132,18 +135,21 @@ def _narrow(
     public: Auxiliary,
     *,
     rule: Rule,
-    halvings: int,
+    lengths: Sequence[tuple[int, int]],
     streams: Streams,
     runtime: Runtime,
 ) -> tuple[A, list[Trial]]:
-    """Try settings in longer and longer rounds, keep the better half after each, and the best after the last."""
+    """Try settings in longer and longer rounds, keep the better half after each, and the best after the last.
+
+    A length is a number of steps, 0 for a setting's own, and what they are divided by.
+    """
 
     def rated(trial: Trial) -> tuple[float, float]:
-        return (trial.psnr, trial.identified) if rule == "psnr" else (trial.identified, trial.psnr)
+        return (trial.psnr, trial.nearness) if rule == "psnr" else (trial.nearness, trial.psnr)
 
     trials: list[Trial] = []
-    for turn in range(halvings + 1):
-        shorter = [_shortened(setting, 2 ** (halvings - turn)) for setting in settings]
+    for turn, (steps, factor) in enumerate(lengths):
+        shorter = [_shortened(_with_steps(setting, steps), factor) for setting in settings]
         tried = _try_all(shorter, made, public, streams=streams, runtime=runtime.named(f"round-{turn}"), turn=turn)
         order = sorted(range(len(tried)), key=lambda place: rated(tried[place]), reverse=True)
         settings = [settings[place] for place in order[: -(-len(order) // 2)]]
@@ -151,8 +157,9 @@ def _narrow(
     return settings[0], trials
 
 
-def _check(*, victims: int, limit: int, halvings: int) -> None:
-    for name, value, least in (("victims", victims, 2), ("limit", limit, 1), ("halvings", halvings, 0)):
+def _check(*, victims: int, limit: int, steps: int, halvings: int) -> None:
+    lowest = (("victims", victims, 2), ("limit", limit, 1), ("steps", steps, 0), ("halvings", halvings, 0))
+    for name, value, least in lowest:
         if value < least:
             raise SpecError(f"{name} of tuning must be at least {least}, got {value}")
 
@@ -172,16 +179,18 @@ def _try_all(
     settings: Sequence[Attack], made: Step, public: Auxiliary, *, streams: Streams, runtime: Runtime, turn: int
 ) -> list[Trial]:
     """Attack the simulated victims under every setting, and score each against their truth."""
-    guesses = attack_each(settings, made.observation, streams=streams.fork("attack"), runtime=runtime)
+    seen, in_pixels = in_known_range(made.observation)
+    guesses = attack_each(settings, seen, streams=streams.fork("attack"), runtime=runtime)
     found = []
-    for setting, guess in zip(settings, guesses, strict=True):
-        each = scores(guess, made).double()
+    for setting, guess in zip(settings, map(in_pixels, guesses), strict=True):
+        each, places = scores(guess, made).double(), ranks(guess, made, public, streams=streams)
         found.append(
             Trial(
                 setting=attacks.describe(setting),
                 psnr=float(each.mean()),
                 error=float(each.std() / len(each) ** 0.5),
-                identified=float(identified(guess, made, public, streams=streams).mean()),
+                identified=float((places < 0.5).double().mean()),
+                nearness=float(nearness(places, public).double().mean()),
                 round=turn,
             )
         )
@@ -190,7 +199,12 @@ def _try_all(
 
 def _shortened(setting: A, factor: int) -> A:
     """Divide the steps of a setting, where it has any."""
-    steps = setting.plan().steps if isinstance(setting, GradientMatching) else getattr(setting, "steps", None)
-    if factor == 1 or steps is None:
+    steps = setting.plan().steps if isinstance(setting, GradientMatching) else getattr(setting, "steps", 0)
+    return setting if factor == 1 or not steps else _with_steps(setting, max(1, steps // factor))
+
+
+def _with_steps(setting: A, steps: int) -> A:
+    """Give a setting so many steps; none, or to one that has none, changes nothing."""
+    if steps == 0 or not hasattr(setting, "steps"):
         return setting
-    return replace(setting, steps=max(1, steps // factor))  # type: ignore[type-var]
+    return replace(setting, steps=steps)  # type: ignore[type-var]

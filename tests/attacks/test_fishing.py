@@ -5,14 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradveil._serving import Granted, Served, serve
 from gradveil.attacks import Fishing
-from gradveil.client import observe
+from gradveil.client import Client, Step, observe
+from gradveil.defenses import PPDL, Defense, GaussianNoise
 from gradveil.engine import Runtime
 from gradveil.errors import KnowledgeError, UnsupportedModelError
 from gradveil.metrics import PSNR
 from gradveil.models import build
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Batch, Observation, Reconstruction
+from gradveil.types import Auxiliary, Batch, Knowledge, Observation, Reconstruction
 
 VICTIMS, SIZE = 5, 4
 
@@ -93,3 +95,79 @@ def test_refuses_what_it_cannot_fish_in() -> None:
         Fishing(by="feature").poison(network(), input_shape=(4, 1, 8, 8), auxiliary=None, streams=Streams(seed=0))
     with pytest.raises(UnsupportedModelError, match="needs a last linear layer"):
         Fishing().poison(nn.Flatten(), input_shape=(4, 1, 8, 8), auxiliary=None, streams=Streams(seed=0))
+
+
+# Several queries
+
+
+def isolated(queries: int, seed: int, size: int = 8, victims: int = 10) -> Served:
+    """Let clients with batches of one class answer a server that looks for a threshold."""
+    streams = Streams(seed=seed, purpose="test").bind(victims)
+    coarse = streams.uniform("private", (size, 1, 4, 4))
+    batch = Batch(coarse.repeat_interleave(2, 3).repeat_interleave(2, 4), torch.full((victims, size), 2))
+    client = Client(model=network(), loss=F.cross_entropy)
+    granted = Granted(knowledge=Knowledge.AUXILIARY, auxiliary=public())
+    return serve(batch, client, Fishing(by="feature", target=2, queries=queries), granted=granted, seed=seed)
+
+
+def caught(served: Served) -> Tensor:
+    seen = served.step.observation
+    return -seen.input_shape[0] * seen.update[seen.names.index("fc.bias")][:, 2]
+
+
+@pytest.mark.parametrize("seed", [7001, 7002])
+def test_several_queries_isolate_one_sample_of_eight(seed: int) -> None:
+    alone = (caught(isolated(16, seed)) - 1).abs() < 0.02
+    assert int(alone.sum()) >= 9
+    assert int(((caught(isolated(1, seed)) - 1).abs() < 0.02).sum()) <= 6
+
+
+def test_each_victim_is_asked_by_a_threshold_of_its_own() -> None:
+    parameters = isolated(6, 7003).step.observation.parameters
+    assert parameters is not None
+    assert list(parameters) == ["fc.bias"]
+    assert len(parameters["fc.bias"][:, 2].unique()) > 5
+    alone = isolated(6, 7003, victims=1).step.observation.parameters
+    assert alone is not None
+    torch.testing.assert_close(alone["fc.bias"], parameters["fc.bias"][:1])
+
+
+def test_the_sample_that_was_isolated_is_reconstructed() -> None:
+    served = isolated(16, 7004, victims=2)
+    attack = Fishing(by="feature", target=2, steps=100, tv=1e-5, queries=16)
+    found = attack(served.step.observation, streams=Streams(seed=0), runtime=Runtime(chunk=2))
+    alone = (found.details["caught"] - 1).abs() < 0.02
+    scores = PSNR()(found.inputs[:, :1].expand(-1, 8, -1, -1, -1), served.step.evidence.batch.inputs).amax(1)
+    assert bool(alone.any())
+    assert float(scores[alone].min()) > 22
+
+
+def asked(queries: int, defense: Defense) -> Step:
+    batch = Batch(images("private", 2, 2), torch.full((2, 2), 2))
+    client = Client(model=network(), loss=F.cross_entropy, defenses=(defense,))
+    granted = Granted(knowledge=Knowledge.AUXILIARY, auxiliary=public())
+    attack = Fishing(by="feature", target=2, queries=queries)
+    return serve(batch, client, attack, granted=granted, seed=5).step
+
+
+def test_every_query_has_randomness_of_its_own() -> None:
+    first, second, again = (asked(queries, GaussianNoise(std=1.0)).evidence for queries in (1, 2, 2))
+    noise = [found.update[0] - found.clean[0] for found in (first, second, again)]
+    assert torch.equal(noise[1], noise[2])
+    assert not torch.allclose(noise[0], noise[1], atol=0.1)
+
+
+def test_what_a_client_keeps_goes_on_from_query_to_query() -> None:
+    first, second = (asked(queries, PPDL(theta=0.5)) for queries in (1, 2))
+    name = next(iter(first.kept))
+    held, shared = first.kept[name], second.evidence
+    total = shared.clean[0] + held
+    torch.testing.assert_close(shared.update[0] + second.kept[name], total)
+    assert float(held.abs().sum()) > 0
+
+
+def test_by_class_one_query_says_it_all() -> None:
+    with pytest.raises(ValueError, match="queries must be 1 by class"):
+        Fishing(queries=2)
+    with pytest.raises(ValueError, match="queries must be at least 1"):
+        Fishing(by="feature", queries=0)

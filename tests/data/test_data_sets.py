@@ -51,6 +51,27 @@ def test_idx_images_and_labels_arrive_unchanged(tmp_path: Path) -> None:
     assert split.labels.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_fashion_images_are_set_on_a_canvas_and_their_statistics_with_them(tmp_path: Path) -> None:
+    WRITERS["fashion-mnist"](tmp_path)
+    plain, wide = data.load("fashion-mnist", tmp_path), data.load("fashion-mnist:canvas=32", tmp_path)
+    assert (wide.name, wide.input_shape) == ("fashion-mnist:canvas=32", (1, 32, 32))
+    for own, framed in ((plain.train, wide.train), (plain.test, wide.test)):
+        assert torch.equal(framed.images[:, :, 2:30, 2:30], own.images)
+        assert int(framed.images.sum(dtype=torch.int64)) == int(own.images.sum(dtype=torch.int64))
+        assert torch.equal(framed.labels, own.labels)
+    # A picture of the published mean and deviation, framed in black, has those of the canvas.
+    pixels = plain.mean[0] + plain.std[0] * torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(28 * 28 // 2)
+    framed_pixels = torch.cat([pixels, torch.zeros(32 * 32 - 28 * 28, dtype=torch.float64)])
+    assert wide.mean[0] == pytest.approx(float(framed_pixels.mean()))
+    assert wide.std[0] == pytest.approx(float(framed_pixels.std(correction=0)))
+
+
+@pytest.mark.parametrize("canvas", [26, 33])
+def test_a_canvas_that_does_not_fit_evenly_is_refused(canvas: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="canvas must be an even number of at least 28 pixels"):
+        data.load(f"fashion-mnist:canvas={canvas}", tmp_path)
+
+
 def test_uncompressed_idx_files_do_as_well(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     before = data.load("mnist", tmp_path)

@@ -66,12 +66,50 @@ def test_a_network_is_still_trained_without_a_word_for_it(inside: Path) -> None:
     assert (inside / "b.safetensors").exists()
 
 
+def test_decoding_is_written_down_with_a_sheet(inside: Path) -> None:
+    line = "decode out --defense mixup:k=2 --decoder decode-oracle:flipped=no --rounds 4 --images 6 --groups 2"
+    result = gradveil_(f"{line} --knowledge encoding --device cpu --quiet")
+    assert result.exit_code == 0, result.output
+    made = json.loads((inside / "out/decoding.json").read_text())
+    assert "upper bound" in made["oracle"]
+    assert "upper bound" in result.stdout
+    assert made["attack"] == ""
+    assert made["spec"]["decoding"] == {"decoder": "decode-oracle:flipped=no", "rounds": 4}
+    assert made["spec"]["audit"]["defenses"] == ["mixup:k=2"]
+    private = made["scores"]["psnr"]["private"]
+    assert [len(row) for row in private] == [6, 6]
+    assert min(min(row) for row in private) > 40
+    assert len(made["scores"]["psnr"]["protected"][0]) == 24
+    assert made["identification"]["correlation"]["ranks"] == [[0.0] * 6] * 2
+    assert (inside / "out/sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_decoding_takes_encodings_from_gradients_and_keeps_no_picture_if_asked(inside: Path) -> None:
+    line = "decode out --defense mixup:k=2 --decoder decode-oracle:flipped=no --rounds 1 --images 3 --redact"
+    result = gradveil_(f"{line} --attack inverting-gradients:steps=2 --knowledge encoding --device cpu --json")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert made["attack"] == "inverting-gradients:steps=2"
+    assert set(made["run"]["seconds"]) == {"client", "attack", "decode", "judge"}
+    assert not list(inside.rglob("*.png"))
+
+
+def test_obscured_images_are_decoded_with_the_extractor_of_a_known_defense(inside: Path) -> None:
+    line = "decode out --defense loda:steps=1 --decoder decode-loda:steps=1 --images 2 --rounds 1 --device cpu --quiet"
+    assert gradveil_(line).exit_code == 0
+    refused = gradveil_(f"{line} --knowledge auxiliary")
+    assert refused.exit_code == 1
+    assert "needs the extractor of the defense" in refused.stderr.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("train generator . --settings epochs=1", "is a folder; name the file to write"),
         ("train generator g.safetensors --settings epochs=0", "epochs must be at least 1"),
         ("train extractor e.safetensors --dataset digits --settings epoch=1", "did you mean epochs"),
+        ("decode out --decoder decode-mixin", "did you mean decode-mixing"),
+        ("decode out --rounds 0", "rounds must be at least 1"),
         ("obscure images out --defense mixup", "images are obscured by loda, got 'mixup'"),
         ("obscure weights out --defense loda --settings lr=0", "lr must be above 0"),
     ],

@@ -2,15 +2,16 @@
 
 import copy
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from gradveil.attacks._base import Attack
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Observation
+from gradveil.types import Auxiliary, Observation, State
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -18,11 +19,11 @@ M = TypeVar("M", bound=nn.Module)
 class ActiveAttack(Attack):
     """Sends a changed network, and reads the updates that come back; see `Attack` for the reading.
 
-    Class attributes:
-        queries: how often a client must train on the changed network.
+    Attributes:
+        queries: how often a client trains on the same batch; the attack itself reads the last update.
     """
 
-    queries: ClassVar[int] = 1
+    queries: int = 1
 
     @abstractmethod
     def poison(
@@ -41,6 +42,15 @@ class ActiveAttack(Attack):
             auxiliary: public images to tune the change on.
             streams: the server's randomness; all victims get the same network.
         """
+
+    def poison_again(self, history: Sequence[Observation], *, auxiliary: Auxiliary | None) -> State:  # noqa: ARG002
+        """Return what to send in place of the weights of `poison`, (V, *shape) by name; nothing sends them again.
+
+        Args:
+            history: what came back so far, one observation of all victims per query.
+            auxiliary: public images, as for `poison`.
+        """
+        return {}
 
 
 def server_streams(streams: Streams) -> Streams:

@@ -18,12 +18,14 @@ class Attack(ABC):
         paper: where the attack comes from.
         requires: what it cannot do without.
         threat: the letter of its threat model, A to H, as the field uses them.
+        batches: sizes of batches that it is for.
         card: what to know before relying on it.
     """
 
     paper: ClassVar[Paper]
     requires: ClassVar[Knowledge] = Knowledge.NOTHING
     threat: ClassVar[str] = "B"
+    batches: ClassVar[str] = "any, small ones best"
     card: ClassVar[Card]
 
     @final

@@ -1,6 +1,7 @@
 """The last layer as a filter of samples: where to cut a feature, and what is left of an update after the cut."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,6 +12,8 @@ from gradveil.attacks._informed import features_entering
 from gradveil.errors import KnowledgeError, UnsupportedModelError
 from gradveil.types import Auxiliary, LossFn, Observation
 
+_CLEAN = 0.02  # of a sample: what may be missing of one, or be there of others, where one was caught
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -19,12 +22,16 @@ class Cut:
     Args:
         feature: its number.
         threshold: value of the feature.
-        slope: of the logit that is 0 at the threshold.
+        slope: of the logit that is 0 at the threshold; 1 over the standard deviation of the feature.
+        low: a value that lies below all features of auxiliary images by a standard deviation.
+        high: one that lies above them likewise.
     """
 
     feature: int
     threshold: float
     slope: float
+    low: float
+    high: float
 
     @classmethod
     def of(cls, model: nn.Module, path: str, auxiliary: Auxiliary | None, *, share: float, feature: int | None) -> Self:
@@ -39,9 +46,26 @@ class Cut:
             values = features_entering(copy.deepcopy(model).eval(), {}, images, path).float()
         widths = values.std(0)
         number = int(widths.argmax()) if feature is None else feature
-        if not float(widths[number]) > 0:
+        width, column = float(widths[number]), values[:, number]
+        if not width > 0:
             raise UnsupportedModelError(f"feature {number} is the same for all auxiliary images; name another")
-        return cls(number, float(values[:, number].quantile(share)), 1 / float(widths[number]))
+        low, high = float(column.min()) - width, float(column.max()) + width
+        return cls(number, float(column.quantile(share)), 1 / width, low, high)
+
+    def narrowed(self, thresholds: Sequence[Tensor], caught: Sequence[Tensor]) -> Tensor:
+        """Return the (V,) thresholds to ask next: what caught one sample, or the middle of what can.
+
+        Args:
+            thresholds: (V,) that were asked, query by query.
+            caught: (V,) samples that each let through.
+        """
+        low, high = (torch.full_like(caught[0], value) for value in (self.low, self.high))
+        found = torch.full_like(low, torch.nan)
+        for asked, count in zip(thresholds, caught, strict=True):
+            low = torch.where(count < 1 - _CLEAN, low.maximum(asked), low)
+            high = torch.where(count > 1 + _CLEAN, high.minimum(asked), high)
+            found = torch.where((count - 1).abs() <= _CLEAN, asked, found)
+        return torch.where(found.isnan(), (low + high) / 2, found)
 
 
 def last_linear(model: nn.Module) -> str:
@@ -57,6 +81,12 @@ def last_linear(model: nn.Module) -> str:
     if not layers:
         raise UnsupportedModelError(f"fishing needs a last linear layer with a bias; {type(model).__name__} has none")
     return layers[-1]
+
+
+def count_caught(observation: Observation, path: str, target: int) -> Tensor:
+    """Return (V,) how many samples the last layer let through, as the gradient of the target's bias counts them."""
+    bias = observation.update[observation.names.index(f"{path}.bias")]
+    return -observation.input_shape[0] * bias[:, target]
 
 
 def before_last(observation: Observation, path: str, target: int) -> Observation:

@@ -36,6 +36,7 @@ class Analytic(Attack):
         year=2020,
         url="https://arxiv.org/abs/2006.11601",
     )
+    batches: ClassVar[str] = "1; of larger ones, samples that are alone in a neuron"
     card: ClassVar[Card] = Card(
         fails="on networks that begin with a convolution or with a layer without bias, and on samples of a batch that "
         "activate the same rows",

@@ -1,6 +1,7 @@
 """Fishing for user data in large-batch federated learning."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, final
 
@@ -10,14 +11,14 @@ from typing_extensions import override
 
 from gradveil.attacks._active import ActiveAttack
 from gradveil.attacks._descent import Search, descend
-from gradveil.attacks._fished import Cut, before_last, last_linear
+from gradveil.attacks._fished import Cut, before_last, count_caught, last_linear
 from gradveil.attacks._objectives import distance_to
 from gradveil.attacks._priors import ImageSpace, total_variation
 from gradveil.attacks._restarts import keep_best
 from gradveil.engine import Runtime, matching
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
-from gradveil.types import Auxiliary, Card, Observation, Paper, Reconstruction
+from gradveil.types import Auxiliary, Card, Observation, Paper, Reconstruction, State
 
 
 @final
@@ -26,14 +27,15 @@ class Fishing(ActiveAttack):
     """Rewrite the last layer so that one sample of a batch makes the whole gradient of what comes before it.
 
     By `class`: no sample but those of the target class reaches the earlier layers. By `feature`, for batches of one
-    class: nor does a sample whose feature lies above a threshold, here the quantile 1 / B of auxiliary images, which
-    leaves one sample for about two batches in five. `caught` among the details says how many samples were left; with
-    one, the guess is that sample, and the rest of the batch stays grey. The paper's binary search over thresholds asks
-    the same client again and again; this is a single query of it.
+    class: nor does a sample whose feature lies above a threshold, at first the quantile 1 / B of auxiliary images,
+    which leaves one sample for about two batches in five. Further `queries` of the same client halve the interval of
+    thresholds that can leave one. `caught` among the details says how many samples were left at last; with one, the
+    guess is that sample, and the rest of the batch stays grey.
 
     Args:
         by: `class` or `feature`.
         target: class to fish for; of a batch of one class, that class.
+        queries: how often the client is asked, by `feature`; each victim by a threshold of its own.
         feature: number of the feature that is cut at a threshold; None takes the one that varies most.
         sharpness: of the threshold: the logit of a sample one standard deviation of the feature away from it.
         steps: of signed Adam.
@@ -49,17 +51,21 @@ class Fishing(ActiveAttack):
         url="https://arxiv.org/abs/2202.00580",
     )
     threat: ClassVar[str] = "F"
+    batches: ClassVar[str] = "any; one sample comes out"
     card: ClassVar[Card] = Card(
         fails="where the target class has no sample or several in the batch, which `caught` shows; by feature, where "
         "the batch holds other classes or auxiliary images do not resemble it",
-        costs="one query, and then the search of a batch of one: two backward passes per step and restart",
-        suggested="a class that is rare among clients; auxiliary images of the client's class for by=feature",
-        interacts="clipping of single samples, and noise, since one sample is 1 / B of the update; clients that look "
+        costs="the queries, and then the search of a batch of one: two backward passes per step and restart",
+        suggested="a class that is rare among clients; by=feature with queries=16 and auxiliary images of the client's "
+        "class",
+        interacts="clipping of single samples, and noise, since one sample is 1 / B of the update; a client that "
+        "draws a new batch per query or answers but once; clients that look "
         "at the last layer see rows of zeros and a huge bias; several local steps repair the layer",
     )
 
     by: Literal["class", "feature"] = "class"
     target: int = 0
+    queries: int = 1
     feature: int | None = None
     sharpness: float = 300.0
     steps: int = 4800
@@ -74,6 +80,10 @@ class Fishing(ActiveAttack):
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.sharpness <= 0:
             raise ValueError(f"sharpness must be above 0, got {self.sharpness}")
+        if self.queries < 1:
+            raise ValueError(f"queries must be at least 1, got {self.queries}")
+        if self.queries > 1 and self.by == "class":
+            raise ValueError(f"queries must be 1 by class, where every query says the same, got {self.queries}")
 
     @override
     def poison(
@@ -92,7 +102,7 @@ class Fishing(ActiveAttack):
             raise UnsupportedModelError(f"the last layer has {layer.out_features} classes; got target {self.target}")
         row, own, others = torch.full((layer.in_features,), 0.5), 0.0, 1000.0
         if self.by == "feature":
-            cut = Cut.of(changed, path, auxiliary, share=1 / input_shape[0], feature=self.feature)
+            cut = self._cut(changed, path, auxiliary, input_shape[0])
             slope = self.sharpness * cut.slope
             row, own, others = slope * (torch.arange(layer.in_features) == cut.feature), -slope * cut.threshold, 0.0
         with torch.no_grad():
@@ -101,9 +111,21 @@ class Fishing(ActiveAttack):
         return changed
 
     @override
+    def poison_again(self, history: Sequence[Observation], *, auxiliary: Auxiliary | None) -> State:
+        first, path = history[0], last_linear(history[0].model)
+        cut = self._cut(first.model, path, auxiliary, first.input_shape[0])
+        sent = first.model.get_parameter(f"{path}.bias").detach()
+        biases = [(seen.parameters or {}).get(f"{path}.bias", sent.expand(seen.victims, -1)) for seen in history]
+        slope = self.sharpness * cut.slope
+        asked = [-bias[:, self.target] / slope for bias in biases]
+        following = cut.narrowed(asked, [count_caught(seen, path, self.target) for seen in history])
+        column = torch.arange(len(sent), device=sent.device) == self.target
+        return {f"{path}.bias": torch.where(column, -slope * following[:, None].to(sent), sent)}
+
+    @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
         path, batch = last_linear(observation.model), observation.input_shape[0]
-        caught = -batch * observation.update[observation.names.index(f"{path}.bias")][:, self.target]
+        caught = count_caught(observation, path, self.target)
         alone = before_last(observation, path, self.target).repeat(self.restarts)
         streams = streams.repeat(self.restarts)
         space, trials = ImageSpace.of(alone), matching(alone, precision=runtime.precision)
@@ -116,6 +138,9 @@ class Fishing(ActiveAttack):
         one = torch.where((caught > 0.5).view(-1, 1, 1, 1, 1), found.inputs, 0.5)
         grey = torch.full_like(one, 0.5).expand(-1, batch - 1, -1, -1, -1)
         return replace(found, inputs=torch.cat([one, grey], 1), labels=None, details={"caught": caught})
+
+    def _cut(self, model: nn.Module, path: str, auxiliary: Auxiliary | None, size: int) -> Cut:
+        return Cut.of(model, path, auxiliary, share=1 / size, feature=self.feature)
 
     def _search(self) -> Search:
         return Search(steps=self.steps, lr=self.lr, restarts=self.restarts)

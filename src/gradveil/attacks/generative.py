@@ -59,6 +59,7 @@ class Generative(Attack):
     )
     requires: ClassVar[Knowledge] = Knowledge.AUXILIARY
     threat: ClassVar[str] = "D"
+    batches: ClassVar[str] = "1 to a few"
     card: ClassVar[Card] = Card(
         fails="private images that the generator cannot make are replaced by plausible others; batches of more than a "
         "few images, whose latents are searched together; labels that were read wrongly",

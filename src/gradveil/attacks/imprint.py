@@ -48,6 +48,7 @@ class Imprint(ActiveAttack):
         year=2022,
         url="https://arxiv.org/abs/2110.13057",
     )
+    batches: ClassVar[str] = "any up to the number of bins"
     card: ClassVar[Card] = Card(
         fails="where images share a bin, where the thresholds do not fit the data, and where the client checks the "
         "architecture",

@@ -12,8 +12,9 @@ from gradveil.attacks._matching import Plan, match
 from gradveil.attacks._priors import Start, Variation
 from gradveil.attacks._restarts import Choice
 from gradveil.engine import Runtime
+from gradveil.engine.matching import Trajectory
 from gradveil.streams import Streams
-from gradveil.types import Card, Observation, Paper, Reconstruction
+from gradveil.types import Card, LocalTraining, Observation, Paper, Reconstruction
 
 
 @final
@@ -41,6 +42,9 @@ class InvertingGradients(Attack):
         mean: weight of the squared distance of each channel's mean from the data set's.
         coarse: search images smaller by this factor in the first third of the steps.
         weights: of the parameters, `equal`, `linear`, `exponential` (early ones most) or `balanced` (all alike).
+        trajectory: what is made of several local steps: `unrolled` takes them again, `mean-gradient` takes their mean
+            for the gradient at the start, `midpoint` for the one half way.
+        guess: of the clients' local training, for who does not know it.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -73,6 +77,8 @@ class InvertingGradients(Attack):
     mean: float = 0.0
     coarse: int = 1
     weights: Weighting = "equal"
+    trajectory: Trajectory = "unrolled"
+    guess: LocalTraining | None = None
 
     def __post_init__(self) -> None:
         self.plan()
@@ -104,4 +110,6 @@ class InvertingGradients(Attack):
             restarts=self.restarts,
             choice=self.choice,
             weights=self.weights,
+            trajectory=self.trajectory,
+            guess=self.guess,
         )

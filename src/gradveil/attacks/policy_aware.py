@@ -58,6 +58,7 @@ class PolicyAware(Attack):
         url="https://openreview.net/forum?id=S9Iepnz7hRY",
     )
     requires: ClassVar[Knowledge] = Knowledge.DEFENSES
+    batches: ClassVar[str] = "any; search=variants 1"
     card: ClassVar[Card] = Card(
         fails="Where operations leave nothing to recover: pixels that were moved out of the frame are filled by total "
         "variation alone, and neither a mirror nor, without clipped pixels, a change of contrast shows in a gradient. "

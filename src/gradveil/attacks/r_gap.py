@@ -34,6 +34,7 @@ class RGAP(Attack):
         year=2021,
         url="https://arxiv.org/abs/2010.07733",
     )
+    batches: ClassVar[str] = "1"
     card: ClassVar[Card] = Card(
         fails="on batches of more than one image; on ReLU, pooling, batch norm and skip connections, which cannot be "
         "undone; where a layer narrows so much that equations are missing, which the residual does not show",

@@ -42,6 +42,7 @@ class SPEAR(Attack):
         year=2024,
         url="https://arxiv.org/abs/2403.03945",
     )
+    batches: ClassVar[str] = "2 to about 20"
     card: ClassVar[Card] = Card(
         fails="without a ReLU right behind a linear first layer with bias, with a batch beyond the layer's width, with "
         "two samples that are the same, and on dark or bright images, of which few rows are silent",

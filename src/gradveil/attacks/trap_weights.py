@@ -39,6 +39,7 @@ class TrapWeights(ActiveAttack):
         year=2021,
         url="https://arxiv.org/abs/2112.02918",
     )
+    batches: ClassVar[str] = "any"
     card: ClassVar[Card] = Card(
         fails="without a ReLU behind a linear first layer, and on images that activate the same rows",
         costs="no optimization; how many images it finds grows with the width of the layer",

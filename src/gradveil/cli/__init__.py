@@ -13,13 +13,15 @@ from gradveil.cli import (
     audit,
     bench,
     data,
+    decode,
     federate,
     init,
     listing,
     obscure,
-    recorded,
     report,
+    reproduce,
     search,
+    tradeoff,
     train_parts,
     vet,
 )
@@ -59,10 +61,12 @@ app = typer.Typer(
 )
 app.command("audit")(audit.command)
 app.command("report")(report.command)
+app.command("reproduce")(reproduce.command)
 app.command("list")(listing.command)
 app.command("federate")(federate.command)
 app.command("vet")(vet.command)
-app.command("audit-recorded")(recorded.command)
+app.command("decode")(decode.command)
+app.command("tradeoff")(tradeoff.command)
 app.add_typer(data.app, name="data")
 app.add_typer(init.app, name="init")
 app.add_typer(bench.app, name="bench")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gradveil.attacks import attacks
+from gradveil.attacks import attacks, decoders
 from gradveil.cli._show import output
 from gradveil.data import sources
 from gradveil.defenses import defenses
@@ -21,6 +21,7 @@ from gradveil.types import Card, Paper
 
 KINDS: dict[str, Registry[Any]] = {
     "attacks": attacks,
+    "decoders": decoders,
     "defenses": defenses,
     "metrics": metrics,
     "models": architectures,
@@ -59,8 +60,12 @@ def entry(registry: Registry[Any], name: str) -> dict[str, Any]:
     """Describe one method from its class alone."""
     leaf = registry.get(name)
     facts: dict[str, Any] = {"name": name, "what it does": (leaf.__doc__ or "").strip().splitlines()[0]}
+    if hasattr(leaf, "threat"):
+        facts["threat"] = leaf.threat
     if hasattr(leaf, "requires"):
-        facts |= {"threat": leaf.threat, "needs": ", ".join(leaf.requires.names()) or "nothing"}
+        facts["needs"] = ", ".join(leaf.requires.names()) or "nothing"
+    if hasattr(leaf, "batches"):
+        facts["batch sizes"] = leaf.batches
     if hasattr(leaf, "adversary"):
         facts["adaptive adversary"] = leaf.adversary.attack or "none built"
     paper = getattr(leaf, "paper", None)

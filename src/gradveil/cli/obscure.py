@@ -64,7 +64,7 @@ def images(
         study = wanted.study(bar)
         seen = study.obscured()
     shown = obscuring.sheet(study.private.train.inputs(range(min(_SHOWN, len(seen)))), seen.inputs()[:_SHOWN])
-    _write_picture(shown, out / "sheet.png")
+    write_picture(shown, out / "sheet.png")
     TensorFolder(out).save("obscured", {"images": seen.images, "labels": seen.labels})
     output.print(f"{len(seen)} images: {out / 'obscured.safetensors'}, sheet: {out / 'sheet.png'}", soft_wrap=True)
 
@@ -215,7 +215,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _write_picture(sheet: Tensor, path: Path) -> None:
+def write_picture(sheet: Tensor, path: Path) -> None:
     """Write (C, H, W) in [0, 1] as a PNG file."""
     pixels: Any = sheet.mul(255).round().byte().movedim(0, -1).squeeze(-1).numpy()
     buffer = io.BytesIO()

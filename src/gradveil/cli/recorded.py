@@ -1,51 +1,119 @@
-"""`gradveil audit-recorded`: the audit of updates that a real federation sent."""
+"""`gradveil audit --recorded`: the audit of updates that a real federation sent."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from torch import nn
 
-from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
-from gradveil.engine import Runtime
+from gradveil.engine import Precision, Runtime
 from gradveil.errors import SpecError
 from gradveil.federated.deployment import RecordedAudit, audit_recorded
 from gradveil.federated.importing import import_object
+from gradveil.grid import Settings
+from gradveil.registry import convert
+
+RecordedFiles = Annotated[
+    list[Path] | None, typer.Option(help="attack recorded updates instead: FILE..., one safetensors file each")
+]
+FurtherFiles = Annotated[list[Path] | None, typer.Argument(help="further files after --recorded", hidden=True)]
+Together = Annotated[bool, typer.Option("--together", help="of recorded updates, each round's mean alone")]
+GrantedFolder = Annotated[
+    Path | None, typer.Option(help="folder of the witness mod: replay recorded updates before the attack")
+]
+
+_TAKEN = ("attacks", "models", "seed", "precision")
+"""Flags of an audit that mean something for recorded updates."""
 
 
-def command(
-    files: Annotated[list[Path], typer.Argument(help="recorded updates, one safetensors file each")],
-    attack: Annotated[str, typer.Option(help="inverting-gradients:steps=4800, ...")] = "inverting-gradients",
-    model: Annotated[str | None, typer.Option(help="import:package.module:name, if it is your own")] = None,
-    together: Annotated[bool, typer.Option("--together", help="attack the mean of each round alone")] = False,
-    seed: Annotated[int, typer.Option(help="of the attack")] = 0,
-    out: Annotated[Path | None, typer.Option(help="run folder")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one")] = None,
-    redact: Annotated[bool, typer.Option("--redact", help="keep no pictures")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the outcome as JSON")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFlags:
+    """The flags of `gradveil audit` for recorded updates.
+
+    Args:
+        recorded: files after `--recorded`.
+        files: further ones, which a shell made of a pattern.
+        together: attack the mean of each round alone.
+        granted: folder of what the clients granted.
+    """
+
+    recorded: Sequence[Path]
+    files: Sequence[Path]
+    together: bool
+    granted: Path | None
+
+
+def run_recorded(
+    given: RecordedFlags,
+    beside: Mapping[str, Any],
+    settings: Settings,
+    *,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
-    """Attack recorded updates as a deployment case: nobody here has the truth, so that there are no scores."""
+    """Attack recorded updates as a deployment case: nobody here has the truth, so that there are no scores.
+
+    Args:
+        given: the files.
+        beside: all other flags of an audit, None where they were not given.
+        settings: device and chunk.
+        out: run folder.
+        as_json: print the outcome as JSON.
+        quiet: show no progress.
+    """
+    _check(given, beside)
+    attack, model = (_single(beside, name) for name in ("attacks", "models"))
     folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-recorded"
     with progress_bar(quiet=quiet or as_json) as bar:
         made = audit_recorded(
-            files,
-            attack=attack,
+            [*given.recorded, *given.files],
+            attack=attack or "inverting-gradients",
             out=folder,
             model=None if model is None else _model(model),
-            together=together,
-            seed=seed,
-            runtime=Runtime(progress=bar),
-            device=chosen_device(device),
-            redact=redact,
+            together=given.together,
+            granted=given.granted,
+            seed=beside["seed"] or 0,
+            runtime=Runtime(progress=bar, chunk=settings.chunk, precision=_precision(beside)),
+            device=settings.place(),
+            redact=settings.redact,
         )
     show(made, folder, as_json=as_json)
     if any(one.record.status == "failed" for one in made):
         raise typer.Exit(1)
+
+
+def _check(given: RecordedFlags, beside: Mapping[str, Any]) -> None:
+    if not given.recorded:
+        raise SpecError("files, --together and --granted belong to --recorded FILE...; name the recorded updates")
+    other = [name for name, value in beside.items() if value is not None and name not in _TAKEN]
+    if other:
+        flag = other[0].removesuffix("s").replace("_", "-")
+        raise SpecError(
+            f"--{flag} says how to simulate clients, but --recorded attacks what was recorded; leave it out"
+        )
+
+
+def _single(beside: Mapping[str, Any], name: str) -> str | None:
+    values: list[str] = beside[name] or []
+    if len(values) > 1:
+        raise SpecError(
+            f"recorded updates take one --{name.removesuffix('s')}, got {len(values)}; run it once for each"
+        )
+    return values[0] if values else None
+
+
+def _precision(beside: Mapping[str, Any]) -> Precision:
+    if beside["precision"] is None:
+        return Runtime().precision
+    chosen: Precision = convert(beside["precision"], Precision, "precision")
+    return chosen
 
 
 def show(made: list[RecordedAudit], folder: Path, *, as_json: bool) -> None:

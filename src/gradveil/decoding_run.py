@@ -1,0 +1,147 @@
+"""Decoding the encodings of a data defense as one run: from a spec to a record in a folder."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+
+from gradveil._networks import prepare
+from gradveil.attacks import Decoder, decoders
+from gradveil.auditing import Judging
+from gradveil.client import Client
+from gradveil.decoding import Decoded, audit_decoding
+from gradveil.defenses import Loda
+from gradveil.engine import Runtime
+from gradveil.errors import SpecError
+from gradveil.grid import Settings, draw, load_material
+from gradveil.record import Identification, Run, Scores, about_this_run
+from gradveil.spec import AuditSpec, Cell, build, build_metrics, parse_knowledge
+from gradveil.storage import write_atomically
+from gradveil.types import Auxiliary, Batch, Knowledge
+
+FILE = "decoding.json"
+_ORACLE = "an upper bound: this decoder was told what no adversary knows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingSpec:
+    """What to decode.
+
+    Args:
+        audit: one model, state and defense; its victims are groups that are decoded together, its batch size the
+            private images of a group, its attack what recovers encodings from gradients.
+        decoder: such as `decode-mixing:images=20,k=4`.
+        rounds: how often every group is encoded.
+        recovered: let the attack recover the encodings from gradients; else the decoder is given the true ones.
+    """
+
+    audit: AuditSpec
+    decoder: str = "decode-mixing"
+    rounds: int = 1
+    recovered: bool = False
+
+    def __post_init__(self) -> None:
+        self.build_decoder()
+        for name in ("models", "states", "defenses", "attacks"):
+            if len(getattr(self.audit, name)) > 1:
+                raise SpecError(f"one decoding takes one of {name}, got {len(getattr(self.audit, name))}; run it twice")
+        if self.rounds < 1:
+            raise SpecError(f"rounds must be at least 1, got {self.rounds}")
+
+    def build_decoder(self) -> Decoder:
+        """Make the decoder."""
+        return build(decoders, self.decoder)
+
+    def cell(self) -> Cell:
+        """Return the names of what is encoded and attacked."""
+        audit = self.audit
+        return Cell(model=audit.models[0], state=audit.states[0], defenses=audit.defenses[0], attack=audit.attacks[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingRecord:
+    """The saved result of one decoding.
+
+    Args:
+        spec: everything that is needed to run it again.
+        oracle: what an upper bound is not to be mistaken for; empty for what an adversary can do.
+        attack: that recovered the encodings; empty if the decoder was given the true ones.
+        scores: by metric; `private` of the images, `protected` of the encodings that the decoder was given.
+        identification: by view.
+        objective: (V,) the decoder's own, lower is better.
+        labels: (V, P) class of each private image.
+        run: date, timings, device, versions.
+        format: of this file.
+    """
+
+    spec: dict[str, Any]
+    oracle: str
+    attack: str
+    scores: dict[str, Scores]
+    identification: dict[str, Identification]
+    objective: list[float]
+    labels: list[list[int]]
+    run: Run
+    format: int = field(default=1)
+
+
+def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None = None) -> Decoded:
+    """Encode, share, recover and decode as a spec says, and write `decoding.json` into a folder.
+
+    Args:
+        spec: what to decode.
+        folder: of the record; a network that has to be trained is kept there too.
+        settings: device, data folder, progress.
+    """
+    settings, audit, cell = settings or Settings(), spec.audit, spec.cell()
+    place = settings.place()
+    material = load_material(audit, settings)
+    prepared = prepare(audit, cell, material.dataset, folder=folder, settings=settings)
+    client = Client(
+        model=prepared.model,
+        loss=F.cross_entropy,
+        defenses=cell.build_defenses(),
+        local=audit.local,
+        mode=audit.mode,
+        pool=material.pool,
+    )
+    batch, knowledge = draw(audit, material.dataset).to(place), parse_knowledge(audit.knowledge)
+    result = audit_decoding(
+        batch,
+        client,
+        decoder=spec.build_decoder(),
+        attack=cell.build_attack() if spec.recovered else None,
+        rounds=spec.rounds,
+        knowledge=knowledge,
+        auxiliary=_with_extractor(material.public, client, batch, knowledge),
+        judging=Judging(metrics=build_metrics(audit), reference=material.reference, decoys=audit.decoys),
+        seed=audit.seed,
+        runtime=Runtime(precision=audit.precision, chunk=settings.chunk, progress=settings.progress),
+    )
+    made = to_record(result, spec, batch)
+    write_atomically(folder / FILE, json.dumps(asdict(made), indent=1).encode())
+    return result
+
+
+def to_record(result: Decoded, spec: DecodingSpec, batch: Batch) -> DecodingRecord:
+    """Write a decoding down."""
+    return DecodingRecord(
+        spec={**spec.audit.to_dict(), "decoding": {"decoder": spec.decoder, "rounds": spec.rounds}},
+        oracle=_ORACLE if result.oracle else "",
+        attack=spec.cell().attack if result.recovered else "",
+        scores=dict(result.scores),
+        identification=dict(result.identification),
+        objective=result.decoding.objective.double().tolist(),
+        labels=batch.labels.tolist(),
+        run=about_this_run(seconds=result.seconds, chunk=0, device=batch.inputs.device),
+    )
+
+
+def _with_extractor(public: Auxiliary | None, client: Client, batch: Batch, knowledge: Knowledge) -> Auxiliary | None:
+    """Give who knows an obscuring defense the extractor that it uses, which is public."""
+    found = [defense for defense in client.data_defenses if isinstance(defense, Loda)]
+    if public is None or public.extractor is not None or not found or Knowledge.DEFENSES not in knowledge:
+        return public
+    return replace(public, extractor=found[-1].features(batch.inputs[0]))
