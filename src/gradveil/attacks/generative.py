@@ -42,8 +42,7 @@ class Generative(Attack):
         population: candidates of a generation.
         sigma: standard deviation of the first generation, around the latent zero.
         lr: highest step size of Adam.
-        objective: `l2` squared distance over the number of tensors, as published, `relative` to the square of the
-            update's length, which does not depend on how long updates are, or `cosine`.
+        objective: `l2` over the number of tensors, as published, `relative` to the update's square, or `cosine`.
         regularizer: what keeps latents likely, `kl` or `norm`.
         weight: of the regularizer.
         defense: `reapplied` to trial updates, as known or as the update shows it, or `ignored`.
