@@ -1,5 +1,7 @@
 """Lengths of updates, victim by victim."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -37,3 +39,13 @@ def clip(update: Gradients, norm: float) -> Gradients:
     """
     factors = (norm / lengths(update)).clamp_max(1)
     return tuple(tensor * spread(factors, tensor) for tensor in update)
+
+
+def check_noise(norm: float, noise_multiplier: float) -> None:
+    """Refuse a norm to clip to, or noise in its units, that makes no sense."""
+    if not norm > 0:
+        raise ValueError(f"norm must be above 0, got {norm}")
+    if not 0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier must be at least 0, got {noise_multiplier}")
+    if noise_multiplier > 0 and norm == math.inf:
+        raise ValueError("noise needs a finite norm to be measured by, got inf; set norm or a noise_multiplier of 0")

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, UpdateDefense
-from gradveil.defenses._norms import clip
+from gradveil.defenses._norms import check_noise, clip
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Paper
 
@@ -50,14 +50,7 @@ class CentralDP(UpdateDefense):
     noise_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.norm > 0:
-            raise ValueError(f"norm must be above 0, got {self.norm}")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier must be at least 0, got {self.noise_multiplier}")
-        if self.noise_multiplier > 0 and self.norm == math.inf:
-            raise ValueError(
-                "noise needs a finite norm to be measured by, got inf; set norm or a noise_multiplier of 0"
-            )
+        check_noise(self.norm, self.noise_multiplier)
 
     @override
     def apply(self, update: Gradients, *, streams: Streams) -> Gradients:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from gradveil.defenses._base import Adversary, StepDefense, StepResult
 from gradveil.defenses._likelihoods import normal_log_likelihood
 from gradveil.defenses._network import StackedNetwork
-from gradveil.defenses._norms import clip
+from gradveil.defenses._norms import check_noise, clip
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Mode, Paper, Protected
@@ -65,14 +65,7 @@ class DPSGD(StepDefense):
     at_once: int = 64
 
     def __post_init__(self) -> None:
-        if not self.norm > 0:
-            raise ValueError(f"norm must be above 0, got {self.norm}")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier must be at least 0, got {self.noise_multiplier}")
-        if self.noise_multiplier > 0 and self.norm == math.inf:
-            raise ValueError(
-                "noise needs a finite norm to be measured by, got inf; set norm or a noise_multiplier of 0"
-            )
+        check_noise(self.norm, self.noise_multiplier)
         for name in ("expected_batch", "at_once"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
