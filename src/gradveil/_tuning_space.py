@@ -14,15 +14,16 @@ A = TypeVar("A", bound=Attack)
 Space: TypeAlias = Sequence[Mapping[str, Sequence[object]]]
 """Grids of settings: each maps fields of the attack to their values, and stands for every combination of them."""
 
+_JOINED = ("pixel-mean", "registered-mean")
 _SMOOTHNESS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 _MATCHING: Space = (
     {"tv": _SMOOTHNESS},
-    {"tv": (3e-3, 1e-2, 3e-2), "lr": (0.03,)},
+    {"objective": ("row-cosine",), "tv": (1e-2, 3e-2, 1e-1)},
     {"tv": (1e-2, 3e-2), "start": ("zeros",)},
-    {"tv": (1e-2,), "weights": ("linear", "balanced")},
-    {"tv": (1e-2, 3e-2), "variation": ("squared",)},
-    {"tv": (1e-2,), "coarse": (2,)},
-    {"tv": (1e-2, 3e-2), "restarts": (4,), "choice": ("objective", "pixel-mean", "registered-mean")},
+    {"tv": (1e-2,), "lr": (0.03,)},
+    {"tv": (1e-2,), "weights": ("linear",)},
+    {"objective": ("row-cosine",), "tv": (3e-2, 1e-1), "restarts": (4,), "choice": ("objective", *_JOINED)},
+    {"objective": ("row-cosine",), "tv": (3e-2, 1e-1), "restarts": (4,), "choice": _JOINED, "polish": (600,)},
 )
 _LBFGS: Space = (
     {"lr": (1.0, 0.5, 0.1), "start": ("normal", "uniform", "pattern", "zeros")},
@@ -33,7 +34,7 @@ _SPACES: Final[Mapping[str, Space]] = MappingProxyType(
         "inverting-gradients": _MATCHING,
         "gradient-matching": (
             *_MATCHING,
-            {"tv": (1e-2,), "objective": ("layer-cosine", "row-cosine")},
+            {"tv": (1e-2,), "objective": ("layer-cosine",)},
             {"tv": (1e-2,), "decay": (False,), "lr": (0.03,)},
         ),
         "dlg": _LBFGS,

@@ -336,6 +336,16 @@ def test_coarse_steps_count_and_the_rest_is_taken_in_full_size() -> None:
     assert PSNR()(guess.inputs, private().inputs).median() >= 24
 
 
+@pytest.mark.parametrize("knowledge", [Knowledge.LABELS, Knowledge.NOTHING])
+def test_polishing_goes_on_from_the_joined_guess(knowledge: Knowledge) -> None:
+    seen = see(knowledge)
+    joined = GradientMatching(steps=60, restarts=3, choice="pixel-mean")
+    rough, still, finer = (replace(joined, polish=polish)(seen, streams=Streams(seed=4)) for polish in (0, 1, 60))
+    assert 0 < float((still.inputs - rough.inputs).abs().max()) < 0.02  # a hundredth of a standardized pixel
+    assert bool((finer.objective < still.objective).all())
+    assert finer.steps.tolist() == [60] * 3
+
+
 @pytest.mark.parametrize("start", ["normal", "uniform", "zeros", "pattern", "smooth"])
 def test_starts_have_the_shape_of_the_images(start: Start) -> None:
     space, streams = ImageSpace.of(see()), Streams(seed=3).bind(3)

@@ -33,6 +33,9 @@ SETTINGS: dict[str, Sequence[Attack]] = {
         IG(steps=8, variation="isotropic", tv=1e-3, opponents=True),
         IG(steps=12, coarse=2, tv=1e-3),
         IG(steps=9, coarse=2, lr=0.2),
+        IG(steps=8, restarts=2, choice="pixel-mean", polish=5),
+        IG(steps=8, restarts=2, choice="objective", polish=7, objective="row-cosine"),
+        IG(steps=8, restarts=2, choice="registered-mean", polish=5, tv=1e-2),
     ),
     "gradient-matching": (
         GradientMatching(steps=50, layers=("first-4",), tv=1e-3),

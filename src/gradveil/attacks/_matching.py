@@ -40,10 +40,13 @@ _SHARED = (
     "variation",
     "opponents",
     "coarse",
+    "polish",
     "trajectory",
     "guess",
 )
 _COARSE_PART = 1 / 3  # of the steps are taken on smaller images
+_RARE = 1e-6  # share of a class that is not there
+_POLISH_RATE = 0.1  # of the step size is left for polishing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class Plan:
         choice: what makes the guess of several restarts: the one of the smallest `objective`, of the smallest `loss`
             (objective without priors) or of the smallest `tv`, or all of them by `pixel-mean` or `pixel-median`, or
             by `registered-mean` or `registered-median` after they were shifted and mirrored to agree.
+        polish: steps of a last search from that guess, at a tenth of the step size; 0 for none.
         layers: which parameters count, such as `first-4`, `conv1` or `not-fc`; none means all.
         weights: how much they count: `equal`, `linear`, `exponential` or `balanced`.
         trajectory: what is made of several local steps: `unrolled`, `mean-gradient` or `midpoint`.
@@ -100,6 +104,7 @@ class Plan:
     coarse: int = 1
     restarts: int = 1
     choice: Choice = "objective"
+    polish: int = 0
     layers: tuple[str, ...] = ()
     weights: Weighting = "equal"
     trajectory: Trajectory = "unrolled"
@@ -111,7 +116,7 @@ class Plan:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.lr <= 0:
             raise ValueError(f"lr must be above 0, got {self.lr}")
-        for name in ("tv", "mean", "median"):
+        for name in ("tv", "mean", "median", "polish"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
@@ -155,28 +160,15 @@ def match_each(
     rows = [row for row, plan in enumerate(plans) for _ in range(plan.restarts)]
     seen = observation if len(rows) == len(plans) else observation.select(rows)
     stack = _Stack(seen, [plans[row] for row in rows], restarted(streams, [plan.restarts for plan in plans]))
-    space, match = ImageSpace.of(seen), _matching(stack, runtime)
-    distance = distance_to(match.target, plans[0].objective, weights=_weights(stack))
-
-    def labels_of(values: tuple[Tensor, ...]) -> Tensor:
-        return values[1].softmax(-1) if seen.labels is None else seen.labels
-
-    def loss(values: tuple[Tensor, ...]) -> Tensor:
-        return distance(match.factors(space.pixels(values[0]), labels_of(values)))
-
-    found = _search(_with_priors(loss, stack), stack, space, runtime=runtime)
-    guess = Reconstruction(
-        inputs=space.pixels(found.values[0]).clamp(0, 1),
-        labels=labels_of(found.values),
-        objective=found.objective,
-        diverged=found.diverged,
-        steps=found.steps,
-        trace=found.trace,
-        captured=found.captured,
-    )
-    scores = {"loss": lambda: loss(found.values), "tv": lambda: total_variation(found.values[0])}
     rules = choices or [(plan.choice,) for plan in plans]
-    return choose(guess, [(p.restarts, rule) for p, rule in zip(plans, rules, strict=True)], scores=scores)
+    guess, scores = _guess(stack, None, runtime=runtime)
+    chosen = choose(guess, [(p.restarts, rule) for p, rule in zip(plans, rules, strict=True)], scores=scores)
+    if not plans[0].polish:
+        return chosen
+    owners = [row for row, rule in enumerate(rules) for _ in rule]
+    finer = [replace(plans[row], steps=plans[row].polish, lr=_POLISH_RATE * plans[row].lr, coarse=1) for row in owners]
+    stack = _Stack(observation.select(owners), finer, streams.select(owners))
+    return _guess(stack, chosen, runtime=runtime.named("polish"))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +181,34 @@ class _Stack:
 
     def each(self, values: Sequence[float]) -> float | Tensor:
         return each(values, self.seen.update[0])
+
+
+def _guess(
+    stack: _Stack, start: Reconstruction | None, *, runtime: Runtime
+) -> tuple[Reconstruction, dict[str, Callable[[], Tensor]]]:
+    """Search once, from drawn images or from a guess; return what was found, and what else rates it."""
+    seen = stack.seen
+    space, match = ImageSpace.of(seen), _matching(stack, runtime)
+    distance = distance_to(match.target, stack.plans[0].objective, weights=_weights(stack))
+
+    def labels_of(values: tuple[Tensor, ...]) -> Tensor:
+        return values[1].softmax(-1) if seen.labels is None else seen.labels
+
+    def loss(values: tuple[Tensor, ...]) -> Tensor:
+        return distance(match.factors(space.pixels(values[0]), labels_of(values)))
+
+    variables = _variables(stack, space) if start is None else _continued(_variables(stack, space), start, space)
+    found = _search(_with_priors(loss, stack), stack, space, variables, runtime=runtime)
+    guess = Reconstruction(
+        inputs=space.pixels(found.values[0]).clamp(0, 1),
+        labels=labels_of(found.values),
+        objective=found.objective,
+        diverged=found.diverged,
+        steps=found.steps,
+        trace=found.trace,
+        captured=found.captured,
+    )
+    return guess, {"loss": lambda: loss(found.values), "tv": lambda: total_variation(found.values[0])}
 
 
 def _matching(stack: _Stack, runtime: Runtime) -> Matching:
@@ -220,9 +240,11 @@ def _with_priors(loss: Function, stack: _Stack) -> Function:
     return objective
 
 
-def _search(objective: Function, stack: _Stack, space: ImageSpace, *, runtime: Runtime) -> Minimum:
+def _search(
+    objective: Function, stack: _Stack, space: ImageSpace, variables: list[Variable], *, runtime: Runtime
+) -> Minimum:
     """Minimize an objective of the images, on smaller ones first if the plans say so."""
-    variables, steps = _variables(stack, space), [plan.steps for plan in stack.plans]
+    steps = [plan.steps for plan in stack.plans]
     factor, size = stack.plans[0].coarse, space.shape[2:]
     if factor > 1:
         early = [max(1, int(count * _COARSE_PART)) for count in steps]
@@ -295,6 +317,14 @@ def _variables(stack: _Stack, space: ImageSpace) -> list[Variable]:
         return [images]
     logits = stack.streams.normal("labels", (seen.input_shape[0], seen.num_classes), like=seen.update[0])
     return [images, Variable(start=logits)]
+
+
+def _continued(variables: list[Variable], guess: Reconstruction, space: ImageSpace) -> list[Variable]:
+    """Start from a guess instead."""
+    images = space.normalization.standardize(guess.inputs.to(space.like))
+    logits = [] if guess.labels is None else [guess.labels.clamp_min(_RARE).log()]
+    starts = [images, *logits][: len(variables)]
+    return [replace(variable, start=start) for variable, start in zip(variables, starts, strict=True)]
 
 
 def _box(boxed: Sequence[bool], space: ImageSpace) -> tuple[Tensor | None, Tensor | None]:

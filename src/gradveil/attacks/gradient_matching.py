@@ -54,6 +54,7 @@ class GradientMatching(Attack):
         choice: between them, by `loss`, `objective` (with priors) or `tv`; or all joined by `pixel-mean`,
             `pixel-median`, `registered-mean` or `registered-median`, which needs images in one order: a batch of one,
             or known distinct labels.
+        polish: steps of a last search from the guess, at a tenth of the step size.
         tv: weight of total variation.
         variation: `anisotropic`, `isotropic`, `squared` or `huber`.
         opponents: let total variation count the differences between colours too.
@@ -95,6 +96,7 @@ class GradientMatching(Attack):
     steps: int | None = None
     restarts: int | None = None
     choice: Choice | None = None
+    polish: int | None = None
     tv: float | None = None
     variation: Variation | None = None
     opponents: bool | None = None
