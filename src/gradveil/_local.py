@@ -1,14 +1,17 @@
 """A client's local training, for all clients of a stack together."""
 
 import copy
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
+from gradveil._captured import Graphed, can_be_graphed, graphed_steps
 from gradveil.defenses import StackedNetwork, StepDefense, StepResult
 from gradveil.defenses._network import Functions
 from gradveil.engine import Runtime, in_chunks
@@ -19,6 +22,8 @@ from gradveil.streams import Streams
 from gradveil.types import Gradients, LocalTraining, Protected, State
 
 _log = logging.getLogger(__name__)
+_RowsOf: TypeAlias = Callable[[int], Tensor | slice | None]
+"""From the number of a step to the (V, b) samples it takes; a slice for those of everybody, None for all in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +127,50 @@ def _several_steps(
     step_defense: StepDefense | None,
     sensitive: Tensor | None,
 ) -> Trained:
-    before = _weights(network, len(data.inputs))
-    weights, buffers, counted = dict(before), dict(network.buffers), _cumulative_norms(network)
+    before, held = _weights(network, len(data.inputs)), data.inputs.shape[1]
+    counted = _cumulative_norms(network)
+    rows_of = _rows(local, held, network.streams, data.inputs.device)
+    if not counted and can_be_graphed(network, local, step_defense, min(local.local_batch_size or held, held)):
+        ended = graphed_steps(
+            network,
+            local,
+            lambda number: (_some(data.inputs, rows_of(number)), _some(data.labels, rows_of(number))),
+            Graphed.begin(before, network.buffers, local),
+        )
+        went = _Went(ended.weights, ended.buffers, data)
+    else:
+        went = _step_by_step(network, data, local, step_defense, sensitive, rows_of, counted)
+    update = tuple(went.weights[name] for name in network.shared)
+    if local.shares == "difference":
+        update = tuple(before[name] - went.weights[name] for name in network.shared)
+    private = {name: went.weights[name] for name in network.names if name not in network.shared}
+    buffers = {**went.buffers, **_counters(counted, local.steps, data.inputs)}
+    return Trained(update=update, protected=went.protected, buffers=_detached(buffers), private=private)
+
+
+@dataclass(frozen=True, slots=True)
+class _Went:
+    """Where some local steps led."""
+
+    weights: State
+    buffers: State
+    protected: Protected
+
+
+def _step_by_step(
+    network: StackedNetwork,
+    data: Protected,
+    local: LocalTraining,
+    step_defense: StepDefense | None,
+    sensitive: Tensor | None,
+    rows_of: _RowsOf,
+    counted: Mapping[str, int],
+) -> _Went:
+    weights, buffers = _weights(network, len(data.inputs)), dict(network.buffers)
     momenta: dict[str, Tensor] = {}
     protected = data
-    for number in range(local.steps):
-        rows = _rows(local, data.inputs.shape[1], number, network.streams, data.inputs.device)
+    for number in range(min(local.steps, network.runtime.probe or local.steps)):
+        rows = rows_of(number)
         current = replace(
             network,
             parameters={**network.parameters, **weights},
@@ -140,12 +183,7 @@ def _several_steps(
         protected = result.protected if rows is None else protected
         gradients = dict(zip(network.names, result.gradients, strict=True))
         weights = move(weights, gradients, local, momenta, number)
-    update = tuple(weights[name] for name in network.shared)
-    if local.shares == "difference":
-        update = tuple(before[name] - weights[name] for name in network.shared)
-    private = {name: weights[name] for name in network.names if name not in network.shared}
-    buffers |= _counters(counted, local.steps, data.inputs)
-    return Trained(update=update, protected=protected, buffers=_detached(buffers), private=private)
+    return _Went(weights, buffers, protected)
 
 
 def _cumulative_norms(network: StackedNetwork) -> dict[str, int]:
@@ -190,32 +228,37 @@ def _weights(network: StackedNetwork, victims: int) -> dict[str, Tensor]:
     return {n: network.parameters.get(n, tensor.expand(victims, *tensor.shape)) for n, tensor in shared.items()}
 
 
-def _rows(
-    local: LocalTraining, size: int, number: int, streams: Streams, device: torch.device
-) -> Tensor | slice | None:
-    """Return (V, b), the samples of a local step; a slice for those of everybody, None for all of them in order."""
+def _rows(local: LocalTraining, size: int, streams: Streams, device: torch.device) -> _RowsOf:
+    """Return what says which samples a local step takes."""
     count = local.local_batch_size or size
-    if count >= size and not local.shuffled:
-        return None
     per_epoch = max(size // min(count, size), 1)
-    epoch, position = divmod(number, per_epoch)
-    part = slice(position * count, (position + 1) * count)
-    if not local.shuffled:
-        return part
-    return streams.permutation(f"order/{epoch}", size)[:, part].to(device)
+
+    @functools.lru_cache(1)  # an order is drawn and moved to the device once for all steps of its epoch
+    def order(epoch: int) -> Tensor:
+        return streams.permutation(f"order/{epoch}", size).to(device)
+
+    def rows(number: int) -> Tensor | slice | None:
+        if count >= size and not local.shuffled:
+            return None
+        epoch, position = divmod(number, per_epoch)
+        part = slice(position * count, (position + 1) * count)
+        return order(epoch)[:, part] if local.shuffled else part
+
+    return rows
 
 
 def _take(data: Protected, rows: Tensor | slice | None) -> Protected:
-    if rows is None:
-        return data
-    return Protected(*(_gather(t, rows) for t in (data.inputs, data.labels, data.origin, data.weights)))
+    return Protected(*(_some(t, rows) for t in (data.inputs, data.labels, data.origin, data.weights)))
 
 
 def _take_mask(mask: Tensor | None, rows: Tensor | slice | None) -> Tensor | None:
-    return mask if mask is None or rows is None else _gather(mask, rows)
+    return None if mask is None else _some(mask, rows)
 
 
-def _gather(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+def _some(tensor: Tensor, rows: Tensor | slice | None) -> Tensor:
+    """Take (V, b) samples of (V, B, ...), or those of everybody, or all."""
+    if rows is None:
+        return tensor
     if isinstance(rows, slice):
         return tensor[:, rows]
     victims = torch.arange(len(tensor), device=tensor.device)[:, None]

@@ -35,6 +35,7 @@ from gradveil.types import (
     State,
 )
 
+_FEW = 64  # samples are enough to ask a network for its outputs; a client may hold more than fit at once
 _MODEL = "model/"  # what model defenses keep; update defenses keep theirs below their number
 
 
@@ -336,7 +337,7 @@ def _with_soft_labels(batch: Batch, client: Client) -> Batch:
 
 def _num_classes(model: nn.Module, data: Protected) -> int:
     """Ask the model for the number of its outputs, and see that the labels fit."""
-    classes = int(_try(model, data.inputs[0]).shape[-1])
+    classes = int(_try(model, data.inputs[0, :_FEW]).shape[-1])
     if data.labels.ndim == 2 and int(data.labels.max()) >= classes:
         raise DataError(f"labels must be below the model's {classes} outputs, got {int(data.labels.max())}")
     if data.labels.ndim == 3 and data.labels.shape[2] != classes:

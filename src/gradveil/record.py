@@ -129,6 +129,7 @@ class Outcome:
         too_large: shape (...) by name of details that hold too many numbers for a record.
         certificate: (V, ...) by name, what can be proved of the guesses by who has the plain update, as the auditor.
         search: how the settings of the attack were chosen on simulated victims; empty if they were not.
+        remarks: what the model made the attack do, in words, such as to take the victims one after another.
     """
 
     objective: list[float]
@@ -142,6 +143,7 @@ class Outcome:
     too_large: dict[str, list[int]] = field(default_factory=dict)
     certificate: dict[str, list[Any]] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from gradveil.cli import federate, vet
 from gradveil.errors import DataError, SpecError
 from gradveil.federated import load_update, preflight, to_observation
+from gradveil.federated.settings import FederationError
 from gradveil.models import checkpoints
 
 app = typer.Typer()
@@ -55,6 +56,15 @@ def test_trains_records_and_resumes(tmp_path: Path) -> None:
     assert {check.outcome for check in preflight(recorded)} == {"passed"}
     assert to_observation(recorded).input_shape[1:] == (1, 8, 8)
     assert checkpoints.read_about(tmp_path / "model.safetensors")["model"] == "mlp:hidden=8"
+
+
+def test_a_folder_of_other_settings_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    arguments = ("federate", *TINY, "--out", str(tmp_path), "--settings", "local_steps=1", "--rounds", "1")
+    call(*arguments)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    refused = CliRunner().invoke(app, [*arguments, "--partition", "pathological:2"])
+    assert isinstance(refused.exception, FederationError)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
 def test_shows_a_table_and_takes_defenses(tmp_path: Path) -> None:

@@ -182,8 +182,17 @@ def test_a_killed_federation_goes_on_to_the_same_weights(algorithm: Any, tmp_pat
             raise KilledError
 
     store = TensorFolder(tmp_path)
+    logged: list[int] = []
     with pytest.raises(KilledError):
-        run(settings, defenses=defenses, test=private()[0], store=store, watch=kill)
+        run(
+            settings,
+            defenses=defenses,
+            test=private()[0],
+            store=store,
+            watch=kill,
+            log=lambda rounds: logged.append(len(rounds)),
+        )
+    assert logged == [1, 2]
     counted: list[int] = []
     resumed = run(
         settings,

@@ -1,7 +1,10 @@
 """The same weights on every engine; the engines are processes of their own, on loopback, and none is left."""
 
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +21,7 @@ from gradveil import data
 from gradveil.federated import federate
 from gradveil.federated.partition import partition
 from gradveil.flower import Plan, client_app, run_in_process, server_app
-from gradveil.flower.launching import Engine, descendants, free_port, run_deployed, run_simulated
+from gradveil.flower.launching import Certificates, Engine, descendants, free_port, run_deployed, run_simulated
 
 CLIENTS = 4
 PROJECT = """
@@ -127,6 +130,37 @@ def test_a_server_that_is_killed_goes_on_and_loses_no_finished_round(tmp_path: P
 
     run_deployed(app, clients=CLIENTS, config=config, timeout=800.0)
     assert finished(turnout) == ["1", "2", "3"]
+    assert_close(load_file(out / "model.safetensors"), simulated_here("gaussian-noise:std=0.01"))
+    assert descendants(os.getpid()) == []
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Make an authority and a certificate for 127.0.0.1, by the commands of docs/federation.md."""
+    signing = "x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -copy_extensions copy -out server.pem"
+    for command in (
+        "req -x509 -newkey rsa:3072 -noenc -days 365 -subj /CN=federation -keyout ca.key -out ca.crt",
+        "req -newkey rsa:3072 -noenc -subj /CN=server -addext subjectAltName=IP:127.0.0.1 -keyout server.key "
+        "-out server.csr",
+        signing,
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return Certificates(authority=folder / "ca.crt", certificate=folder / "server.pem", key=folder / "server.key")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed, so nobody makes certificates")
+def test_a_deployment_under_tls_gives_the_same_weights_and_lets_nobody_in_without_it(tmp_path: Path) -> None:
+    app, out = write_app(tmp_path / "app"), tmp_path / "out"
+    config = {"defenses": "gaussian-noise:std=0.01", "out": str(out)}
+    with Engine.start(make_certificates(tmp_path)) as engine:
+        engine.open_link()
+        with socket.create_connection(("127.0.0.1", engine.port), timeout=30) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert not plain.recv(64).startswith(b"HTTP/1.1 2")
+        for number in range(CLIENTS):
+            engine.open_node(number, CLIENTS)
+        engine.submit(app, config, 800.0)
     assert_close(load_file(out / "model.safetensors"), simulated_here("gaussian-noise:std=0.01"))
     assert descendants(os.getpid()) == []
 

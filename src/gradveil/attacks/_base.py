@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, final
 
-from gradveil.engine import Runtime, in_chunks
+from gradveil.engine import Runtime, in_chunks, without_dropout
 from gradveil.errors import KnowledgeError
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Knowledge, Observation, Paper, Reconstruction, State
@@ -43,7 +43,7 @@ class Attack(ABC):
             raise KnowledgeError(f"{type(self).__name__} needs {needs}, but the adversary knows {knows}; grant it")
         runtime = runtime or Runtime()
         bound = streams.bind(observation.victims)
-        model = copy.deepcopy(observation.model).requires_grad_(False)
+        model = without_dropout(copy.deepcopy(observation.model)).requires_grad_(False)
         own = replace(observation, model=model.to(observation.device))
 
         def run(victims: slice, runtime: Runtime) -> Reconstruction:

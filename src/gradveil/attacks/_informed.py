@@ -6,9 +6,10 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from gradveil.attacks._objectives import cosine_distance, unit
+from gradveil.engine import over_victims
 from gradveil.streams import Streams
 from gradveil.types import Gradients, KnownDefense, Observation, State
 
@@ -70,6 +71,13 @@ class Judge:
                 current = defense.resample(current, streams=self.streams)
         return total
 
+    def shown(self, trial: Gradients) -> Gradients:
+        """Return what would be observed of a trial without the randomness of defenses, zero where they hide it."""
+        current = tuple(self.scale * tensor for tensor in trial)
+        for defense in self.applied:
+            current = defense.resample(current, streams=self.streams)
+        return _keep(current, self.masks)
+
     def direction(self) -> Callable[[Gradients], Tensor]:
         """Return the function that gives (V,) one minus the cosine over the visible entries."""
         goal = unit(self.target)
@@ -118,8 +126,7 @@ def entering(observation: Observation, images: Tensor, path: str) -> Tensor:
     def of_victim(state: State, inputs: Tensor) -> Tensor:
         return features_entering(model, state, inputs, path)
 
-    mapped: Tensor = vmap(of_victim)(own, images)
-    return mapped
+    return over_victims(of_victim, own, images)
 
 
 def features_entering(model: nn.Module, state: State, inputs: Tensor, path: str) -> Tensor:

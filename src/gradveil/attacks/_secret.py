@@ -6,7 +6,7 @@ from typing import Protocol, Self, runtime_checkable
 from torch import Tensor, nn
 
 from gradveil.attacks._joint import Explain
-from gradveil.engine import Runtime, Variable, gradient_function, spread
+from gradveil.engine import Runtime, Variable, patient_function, spread
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LossFn, Observation, State
 
@@ -72,7 +72,7 @@ class Secret:
 
         def of(images: Tensor, labels: Tensor, found: tuple[Tensor, ...]) -> Gradients:
             own = {name: value * size for name, value, size in zip(self.private, found, sizes, strict=True)}
-            function = gradient_function(
+            function = patient_function(
                 self.model,
                 self.loss,
                 names=self.seen.names,

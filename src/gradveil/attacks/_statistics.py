@@ -7,8 +7,9 @@ from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
+from gradveil.engine import over_victims
 from gradveil.errors import KnowledgeError, UnsupportedModelError
 from gradveil.types import Observation, State
 
@@ -56,8 +57,7 @@ class BatchNorms:
         def of_victim(state: State, inputs: Tensor) -> Moments:
             return _moments(self.model, state, inputs, self.paths)
 
-        moments: Moments = vmap(of_victim)(self.own, images)
-        return moments
+        return over_victims(of_victim, self.own, images)
 
 
 def target_moments(observation: Observation, norms: BatchNorms, source: Statistics) -> Moments:

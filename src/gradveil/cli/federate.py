@@ -25,6 +25,7 @@ from gradveil.federated import (
     recorded_from,
     save_update,
 )
+from gradveil.federated.history import csv_of
 from gradveil.federated.partition import partition
 from gradveil.federated.round_log import write_tensorboard
 from gradveil.federated.settings import build_federation
@@ -62,7 +63,7 @@ def command(
     folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-federate-{loaded.name}"
     count = 10 if clients is None and not how.startswith(("size", "natural-id")) else clients
     parts = partition(loaded.train, how, clients=count, seed=seed)
-    _draw(parts, loaded, folder)
+    _draw(parts, loaded, folder, again=show_partition)
     if show_partition:
         return
     plain = build(architectures, model).build(input_shape=loaded.input_shape, num_classes=loaded.num_classes, seed=seed)
@@ -77,6 +78,7 @@ def command(
             test=loaded.test,
             store=TensorFolder(folder / "checkpoint"),
             progress=bar,
+            log=lambda rounds: write_atomically(folder / "rounds.csv", csv_of(rounds).encode()),
             device=place,
             knowledge=Knowledge.BUFFERS | Knowledge.LOCAL_TRAINING,
             watch=(lambda seen: _keep(seen, about, folder)) if record else ignore,
@@ -88,10 +90,11 @@ def command(
     _show(history, folder, as_json=as_json)
 
 
-def _draw(parts: Partition, loaded: Dataset, folder: Path) -> None:
-    """Draw who holds what."""
-    counts = parts.counts(loaded.train.labels, loaded.num_classes)
-    write_atomically(folder / "partition.png", partition_picture(counts, classes=loaded.classes))
+def _draw(parts: Partition, loaded: Dataset, folder: Path, *, again: bool) -> None:
+    """Draw who holds what; the picture of a federation that goes on is left as it is, unless asked for again."""
+    if again or not (folder / "partition.png").exists():
+        counts = parts.counts(loaded.train.labels, loaded.num_classes)
+        write_atomically(folder / "partition.png", partition_picture(counts, classes=loaded.classes))
     words = f"{len(parts)} clients of {min(parts.sizes)} to {max(parts.sizes)} samples: {folder / 'partition.png'}"
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 

@@ -1,6 +1,7 @@
 """`gradveil audit --recorded`: the audit of updates that a real federation sent."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,6 +125,7 @@ def show(made: list[RecordedAudit], folder: Path, *, as_json: bool) -> None:
                 "name": one.name,
                 "status": one.record.status,
                 "error": one.record.error,
+                "remarks": one.record.outcome.remarks,
                 "failed checks": [check.reason for check in one.checks if check.outcome == "failed"],
                 "ruled out": one.ruled_out,
             }
@@ -136,10 +138,14 @@ def show(made: list[RecordedAudit], folder: Path, *, as_json: bool) -> None:
         failed = [check.reason for check in one.checks if check.outcome == "failed"]
         table.add_row(one.name, failed[0] if failed else "passed", one.record.error or "done", ", ".join(one.ruled_out))
     output.print(table)
+    for remark in dict.fromkeys(remark for one in made for remark in one.record.outcome.remarks):
+        output.print(f"note: {remark}", markup=False, highlight=False, soft_wrap=True)
     output.print(f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _model(text: str) -> nn.Module:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # an app of one's own is often not installed, but where the command is given
     made = import_object(text)()
     if not isinstance(made, nn.Module):
         raise SpecError(f"'{text}' must return a network, got {type(made).__name__}")

@@ -11,6 +11,7 @@ from gradveil.engine.gradients import (
     trainable,
 )
 from gradveil.engine.lbfgs import LBFGS
+from gradveil.engine.looped_fallback import over_victims, patient_function, remarks_on, without_dropout
 from gradveil.engine.matching import Matching, matching
 from gradveil.engine.minimize import Minimum, Variable, minimize
 from gradveil.engine.normalization import Standardize, find_normalization, normalized
@@ -42,9 +43,13 @@ __all__ = [
     "matching",
     "minimize",
     "normalized",
+    "over_victims",
+    "patient_function",
+    "remarks_on",
     "row_squares_and_products",
     "spread",
     "square_and_product",
     "stacked_gradients",
     "trainable",
+    "without_dropout",
 ]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradveil.engine._vmapped import VmappedGradients
 from gradveil.engine.gradients import GradientFunction
+from gradveil.engine.looped_fallback import PatientGradients
 from gradveil.engine.runtime import Precision
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LocalTraining, Observation
@@ -43,14 +43,14 @@ class Unrolled:
             weights = move(weights, named, self.local, momenta, number)
         return tuple(before[name] - weights[name] for name in self.observation.names)
 
-    def _at(self, weights: Mapping[str, Tensor]) -> VmappedGradients:
+    def _at(self, weights: Mapping[str, Tensor]) -> PatientGradients:
         """Return the gradients at weights that differ between victims and depend on the data.
 
         Running statistics stay as sent: in eval mode no step moves them, in train mode no gradient feels them.
         """
         seen = self.observation
         parameters = {**(seen.parameters or {}), **weights}
-        return VmappedGradients(
+        return PatientGradients(
             seen.model, seen.loss, seen.names, seen.mode, parameters, seen.buffers or {}, self.precision
         )
 
@@ -115,7 +115,7 @@ def move(
     """Take one optimizer step without changing the weights given; `momenta` is the optimizer's state."""
     moved = {}
     for name, weight in weights.items():
-        gradient = gradients[name] + local.weight_decay * weight
+        gradient = gradients[name] + local.weight_decay * weight if local.weight_decay else gradients[name]
         moved[name] = weight - local.lr * _direction(gradient, name, local, momenta, number)
     return moved
 

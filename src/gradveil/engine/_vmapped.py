@@ -59,12 +59,23 @@ class VmappedGradients:
         with norms, autocast(self._precision, inputs):
             outputs = functional_call(self._model, {**parameters, **frozen, **own}, (inputs,))
         loss = self._loss(outputs.to(inputs.dtype), labels)
-        return loss, (loss, outputs.to(inputs.dtype), norms.updated)
+        return loss, (loss, outputs.to(inputs.dtype), moved_buffers(own, norms.updated, self._mode))
 
 
 def written_buffers(buffers: State, mode: Mode) -> dict[str, Tensor]:
-    """Copy the buffers that modules write to in place, which keeps their writes away from the caller's."""
-    return {name: tensor.clone() for name, tensor in buffers.items() if mode == "train" or tensor.dtype == torch.long}
+    """Copy the buffers that modules may write to in place, which keeps their writes away from the caller's."""
+    return {name: tensor.clone() for name, tensor in buffers.items() if mode == "train" or not _only_read(name)}
+
+
+def _only_read(name: str) -> bool:
+    """Tell the statistics that norms leave alone in eval mode, and that are too many to copy for nothing."""
+    return name.endswith(("running_mean", "running_var"))
+
+
+def moved_buffers(own: State, by_norms: State, mode: Mode) -> dict[str, Tensor]:
+    """Return the buffers after a forward pass in train mode: those of norms, and those that modules wrote in place."""
+    moved = {name: t.detach() for name, t in own.items() if mode == "train" and t.is_floating_point() and t._version}
+    return {**moved, **by_norms}
 
 
 def autocast(precision: Precision, like: Tensor) -> contextlib.AbstractContextManager[None]:
@@ -116,7 +127,7 @@ def _unsupported(model: nn.Module, error: Exception, *, again: Callable[[], obje
         for handle in handles:
             handle.remove()
     where = f"module {entered[-1]}" if entered else "the loss or the backward pass of the model"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = str(error).strip().splitlines()[0].partition(". ")[0] if str(error).strip() else type(error).__name__
     return UnsupportedModelError(
         f"{where} uses an operation that cannot be differentiated for many victims at once ({reason}); "
         "replace it by one that is free of in-place writes and of data-dependent Python, or use eval mode"

@@ -10,7 +10,8 @@ from torch import Tensor
 from gradveil.engine._tapped import TappedGradients
 from gradveil.engine._unrolled import Unrolled, local_rows, sent_weights, total_step
 from gradveil.engine.factors import Factors
-from gradveil.engine.gradients import GradientFunction, Trial, gradient_function
+from gradveil.engine.gradients import GradientFunction, Trial
+from gradveil.engine.looped_fallback import patient_function
 from gradveil.engine.runtime import Precision
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LocalTraining, Observation
@@ -148,7 +149,7 @@ def _function(observation: Observation, precision: Precision, *, samples: int) -
     shape = (samples, *observation.input_shape[1:])
     sample = torch.empty(shape, device=observation.device, dtype=observation.dtype)
     trial = Trial.like(sample, observation.num_classes)
-    function = gradient_function(
+    function = patient_function(
         observation.model,
         observation.loss,
         names=observation.names,

@@ -11,11 +11,13 @@ from torch import Tensor
 from gradveil.engine.capture import capture
 from gradveil.engine.optimizers import Optimizer, OptimizerState, spread
 from gradveil.engine.runtime import Runtime, Store
+from gradveil.errors import UnsupportedModelError
 
 Objective: TypeAlias = Callable[[tuple[Tensor, ...]], Tensor]
 """Variables, each (V, ...), to the (V,) objective of every victim; a victim's depends on its own variables alone."""
 
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
+_NO_SLOPE = "is not implemented"  # what torch says of operations without a second derivative
 _LOOK_EVERY = 50  # steps between looks at who is still active, since a look waits for the device
 
 
@@ -250,7 +252,16 @@ def _differentiate(objective: Objective, values: Sequence[Tensor]) -> tuple[Tens
     leaves = tuple(value.detach().requires_grad_() for value in values)
     with torch.enable_grad():
         losses = objective(leaves)
-        gradients = torch.autograd.grad(losses.sum(), leaves)
+        try:
+            gradients = torch.autograd.grad(losses.sum(), leaves)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            if _NO_SLOPE not in reason:
+                raise
+            raise UnsupportedModelError(
+                f"the gradient of the model has no slope to follow ({reason}); replace that operation in the model, or "
+                "use an attack that does not search, such as analytic"
+            ) from error
     return losses.detach(), gradients
 
 

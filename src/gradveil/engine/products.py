@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from gradveil.engine._tapped import TappedGradients, _Taps
 from gradveil.engine.factors import Factored
-from gradveil.engine.gradients import GradientFunction, Trial, gradient_function
+from gradveil.engine.gradients import GradientFunction, Trial
+from gradveil.engine.looped_fallback import patient_function
 from gradveil.engine.matching import memory_order
 from gradveil.engine.runtime import Precision
 from gradveil.types import LossFn
@@ -49,7 +50,7 @@ def product_function(
         precision: bf16 runs the model under autocast.
         trial: a stack of batches of one on which the fast path is tried; the general path is taken where it fails.
     """
-    gradients = gradient_function(model, loss, names=names, precision=precision, trial=trial)
+    gradients = patient_function(model, loss, names=names, precision=precision, trial=trial)
     if isinstance(gradients, TappedGradients):
         return lambda inputs, labels: tapped_products(gradients, names, inputs, labels)
     return lambda inputs, labels: products_of_gradients(gradients, inputs, labels)

@@ -79,7 +79,7 @@ class Returned:
     @property
     def finite(self) -> bool:
         """Whether the update can be averaged."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self.update.values())
+        return bool(torch.stack([torch.isfinite(tensor).all() for tensor in self.update.values()]).all())
 
     def observation(self) -> Observation:
         """Return what an adversary sees of this client alone."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.engine import stacked_gradients, trainable
+from gradveil.engine import patient_function, trainable
 from gradveil.federated._findings import Finding
 from gradveil.types import LossFn
 
@@ -77,7 +77,8 @@ def _abnormal_loss(losses: Tensor, classes: int) -> Iterator[Finding]:
 
 def _isolation(model: nn.Module, probe: Probe, outputs: Tensor) -> Iterator[Finding]:
     """D-SNR (Garov et al. 2024): in some layer, one sample's gradient drowns those of all others."""
-    gradients = stacked_gradients(model, probe.loss, probe.inputs[:, None], probe.labels[:, None])
+    function = patient_function(model, probe.loss, names=trainable(model), precision="float32")
+    gradients = function(probe.inputs[:, None], probe.labels[:, None]).gradients
     named = zip(trainable(model), gradients, strict=True)
     ratios = {name: float(gradient_ratio(g.flatten(1).norm(dim=1))) for name, g in named if g.ndim > 2}
     if not ratios:

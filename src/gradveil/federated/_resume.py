@@ -48,8 +48,8 @@ def restore(saved: dict[str, Tensor], fresh: Standing, *, identity: Tensor) -> t
     """Take over a saved state; `fresh` tells where its tensors belong."""
     if int(saved["identity"]) != int(identity):
         raise FederationError(
-            "the store holds a federation with other settings, defenses, clients or layers; "
-            "give an empty store, or the settings that it was begun with"
+            "the folder or store holds a federation with other settings, defenses, clients or layers; "
+            "give an empty one, or the settings that it was begun with"
         )
     place = next(iter(fresh.weights.parameters.values())).device
     there = {name: tensor.to(place) for name, tensor in saved.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradveil import record
 from gradveil.attacks import Attack, attacks
-from gradveil.engine import Runtime
+from gradveil.engine import Runtime, remarks_on
 from gradveil.errors import GradVeilError, RecordError, SpecError
 from gradveil.federated.aggregating import aggregate
 from gradveil.federated.checking import Check, preflight
@@ -58,6 +58,23 @@ class _Job:
     seed: int
     runtime: Runtime
     device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """An attack that ran on one recording.
+
+    Args:
+        guess: what it made of it.
+        granted: what the adversary knew.
+        read: how the update was read, in words.
+        remarks: what the model made it do, in words.
+    """
+
+    guess: Reconstruction
+    granted: Knowledge
+    read: str
+    remarks: tuple[str, ...]
 
 
 def audit_recorded(
@@ -140,16 +157,17 @@ def _attacked(name: str, recorded: Recorded, job: _Job) -> RecordedAudit:
     recorded = replace(recorded, about=recorded.about.filled(job.about))
     checks, excluded = preflight(recorded, job.model), dict(ruled_out(recorded))
     began = time.monotonic()
-    guess, error, granted, read = None, "", Knowledge.NOTHING, ""
+    ran, error = None, ""
     try:
         reason = excluded.get(attacks.name_of(job.attack))
         if reason:
             raise RecordError(reason)
-        guess, granted, read = _run(recorded, job)
+        ran = _run(recorded, job)
     except (GradVeilError, ValueError) as found:  # a file is a unit of its own: the others go on
         error = str(found)
     seconds = {"attack": time.monotonic() - began}
-    made = _record(name, recorded, job, guess, error=error, granted=granted, read=read, seconds=seconds)
+    made = _record(name, recorded, job, ran, error=error, seconds=seconds)
+    guess = None if ran is None else ran.guess
     return RecordedAudit(name=name, record=made, checks=checks, ruled_out=excluded, guess=guess)
 
 
@@ -166,7 +184,7 @@ def _replayed(recorded: Recorded, file: Path, job: _Job) -> Check:
     return Check("replay", "passed" if found.passed else "failed", words)
 
 
-def _run(recorded: Recorded, job: _Job) -> tuple[Reconstruction, Knowledge, str]:
+def _run(recorded: Recorded, job: _Job) -> _Ran:
     """Attack one recording; an attack that does not simulate local training reads the update as a gradient."""
     raw = Knowledge.LOCAL_TRAINING in job.attack.requires
     seen, read = (recorded, "as it was sent") if raw else as_gradient(recorded)
@@ -178,55 +196,63 @@ def _run(recorded: Recorded, job: _Job) -> tuple[Reconstruction, Knowledge, str]
         update=tuple(tensor.to(job.device) for tensor in observation.update),
         buffers_after={n: t.to(job.device) for n, t in (observation.buffers_after or {}).items()} or None,
     )
-    return job.attack(moved, streams=Streams(seed=job.seed, purpose="attack"), runtime=job.runtime), granted, read
+    guess = job.attack(moved, streams=Streams(seed=job.seed, purpose="attack"), runtime=job.runtime)
+    searched = bool((guess.steps > 1).any())  # and so it differentiated the model
+    remarks = tuple(remarks_on(moved)) if searched else ()
+    return _Ran(guess=guess, granted=granted, read=read, remarks=remarks)
 
 
 def _record(
     name: str,
     recorded: Recorded,
     job: _Job,
-    guess: Reconstruction | None,
+    ran: _Ran | None,
     *,
     error: str,
-    granted: Knowledge,
-    read: str,
     seconds: dict[str, float],
 ) -> Record:
     about, text = recorded.about, attacks.describe(job.attack)
     return Record(
         spec={
-            "recorded": {"file": name, "about": asdict(about), "update-read": read, "seed": job.seed},
+            "recorded": {
+                "file": name,
+                "about": asdict(about),
+                "update-read": ran.read if ran else "",
+                "seed": job.seed,
+            },
             "cell": {"attack": text, "defenses": about.defenses or "unknown"},
         },
-        status="failed" if guess is None else "done",
+        status="done" if ran else "failed",
         error=error,
         title=f"{name} · {text}",
         attack=text,
         defenses=about.defenses.split(" + ") if about.defenses else [],
-        threat=Threat(knowledge=list(granted.names()), letter=job.attack.threat, case="deployment"),
+        threat=Threat(knowledge=list(ran.granted.names()) if ran else [], letter=job.attack.threat, case="deployment"),
         network=Network(
             spec=about.model or _kind(job.model),
             state="recorded",
             mode=about.mode or "unknown",
             parameters=sum(tensor.numel() for tensor in recorded.before.values()),
         ),
-        outcome=_outcome(guess, job.runtime),
+        outcome=_outcome(ran, job.runtime),
         scores={},
         identification={},
         labels=[],
-        run=about_this_run(seconds=seconds, chunk=0 if guess is None else guess.chunk, device=job.device),
+        run=about_this_run(seconds=seconds, chunk=ran.guess.chunk if ran else 0, device=job.device),
     )
 
 
-def _outcome(guess: Reconstruction | None, runtime: Runtime) -> Outcome:
-    if guess is None:
+def _outcome(ran: _Ran | None, runtime: Runtime) -> Outcome:
+    if ran is None:
         return Outcome(objective=[], diverged=[], steps=[])
+    guess = ran.guess
     return Outcome(
         objective=guess.objective.double().tolist(),
         diverged=guess.diverged.tolist(),
         steps=guess.steps.tolist(),
         precision=runtime.precision,
         captured=guess.captured,
+        remarks=list(ran.remarks),
     )
 
 

@@ -3,9 +3,9 @@
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,14 @@ class Round:
     seconds: float = 0.0
 
 
+Log: TypeAlias = Callable[[Sequence[Round]], None]
+"""Called after every round with all rounds so far."""
+
+
+def log_nothing(rounds: Sequence[Round]) -> None:
+    """Keep no log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class History:
     """A finished federation.
@@ -60,11 +68,21 @@ class History:
 
     def to_csv(self) -> str:
         """Write one line per round."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows(_line(number, one) for number, one in enumerate(self.rounds, start=1))
-        return file.getvalue()
+        return csv_of(self.rounds)
+
+
+def csv_of(rounds: Sequence[Round]) -> str:
+    """Write one line per round, the first of them first.
+
+    Example:
+        >>> print(csv_of([Round(norms={0: 0.5}, samples=20, accuracy=0.25)]).splitlines()[1])
+        1,1,20,,0.25,0.5,0.5,,,0.000
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    writer.writerows(_line(number, one) for number, one in enumerate(rounds, start=1))
+    return file.getvalue()
 
 
 def _scalars(one: Round) -> dict[str, float | None]:

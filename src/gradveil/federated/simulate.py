@@ -26,14 +26,15 @@ from gradveil.federated._privacy import guarantee, statistics_leave
 from gradveil.federated._resume import identify, restore, to_tensors
 from gradveil.federated._rounds import Outcome, Standing, central_round, decentralized_round, sequential_round
 from gradveil.federated._weights import Weights
-from gradveil.federated.history import History, Round
+from gradveil.federated.history import History, Log, Round, log_nothing
 from gradveil.federated.settings import Federation
 from gradveil.federated.views import Watch
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Knowledge, LossFn
 
 _NAME = "federation"
-_SMALL, _AT_ONCE = 1_000_000, 10
+_SMALL = 1_000_000
+_AT_ONCE = {"cpu": 10, "cuda": 64}
 _RoundFunction: TypeAlias = Callable[[Site, int, Sequence[int], Standing, Watch], Outcome]
 _ROUNDS: dict[str, _RoundFunction] = {
     "fedavg": central_round,
@@ -58,6 +59,7 @@ def federate(
     auxiliary: Auxiliary | None = None,
     store: Store | None = None,
     progress: Progress = silent,
+    log: Log = log_nothing,
     runtime: Runtime | None = None,
     device: torch.device | str | None = None,
 ) -> History:
@@ -79,6 +81,7 @@ def federate(
         auxiliary: public material for it.
         store: keeps the state after every round; an interrupted federation continues to the same weights.
         progress: called after every round.
+        log: called after every round with all that were finished, also those before an interruption.
         runtime: precision and chunk; a chunk of 1 trains one client after another, with the same result.
         device: where to train; where the model lies if None.
 
@@ -94,18 +97,14 @@ def federate(
     base = copy.deepcopy(model).to(device or next(model.parameters(), torch.zeros(())).device)
     settings = _with_rounds(settings or Federation(), rounds)
     client = Client(model=base, loss=loss, defenses=tuple(defenses), mode=settings.mode, pool=pool)
+    splits, runtime = dict(enumerate(clients)), runtime or _usual_runtime(base)
     site = Site(
-        client=client,
-        splits=dict(enumerate(clients)),
-        settings=settings,
-        knowledge=knowledge,
-        auxiliary=auxiliary,
-        runtime=runtime or _usual_runtime(base),
+        client=client, splits=splits, settings=settings, knowledge=knowledge, auxiliary=auxiliary, runtime=runtime
     )
-    return _run(site, test=test, watch=watch, store=store, progress=progress)
+    return _run(site, test=test, watch=watch, store=store, progress=progress, log=log)
 
 
-def _run(site: Site, *, test: Split | None, watch: Watch, store: Store | None, progress: Progress) -> History:
+def _run(site: Site, *, test: Split | None, watch: Watch, store: Store | None, progress: Progress, log: Log) -> History:
     settings, sent = site.settings, sent_model(site.client)
     standing = _start(site, sent)
     rounds: tuple[Round, ...] = ()
@@ -123,6 +122,7 @@ def _run(site: Site, *, test: Split | None, watch: Watch, store: Store | None, p
         rounds = (*rounds, replace(made, epsilon=_epsilon(site, (*rounds, made))))
         if store:
             store.save(_NAME, to_tensors(standing, rounds, identity=identity, clients=len(site.splits)))
+        log(rounds)
         progress(_NAME, number, settings.rounds)
     own = standing.weights.parameters if settings.algorithm == "decentralized" else {}
     return History(model=_model(sent, site, standing), rounds=rounds, models=own)
@@ -173,10 +173,10 @@ def _epsilon(site: Site, rounds: Sequence[Round]) -> float | None:
 
 
 def _usual_runtime(model: nn.Module) -> Runtime:
-    """Measure how many clients fit, unless ten small networks on a CPU do anyway: measuring would take longer."""
+    """Measure how many clients fit, unless some small networks do anyway: measuring in every round takes longer."""
     like = next(model.parameters(), torch.zeros(()))
-    small = like.device.type == "cpu" and sum(tensor.numel() for tensor in model.parameters()) < _SMALL
-    return Runtime(precision="float32", chunk=_AT_ONCE if small else None)
+    small = sum(tensor.numel() for tensor in model.parameters()) < _SMALL
+    return Runtime(precision="float32", chunk=_AT_ONCE.get(like.device.type) if small else None)
 
 
 def _with_rounds(settings: Federation, rounds: int | None) -> Federation:

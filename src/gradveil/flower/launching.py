@@ -29,6 +29,30 @@ class LaunchError(GradVeilError):
     """A SuperLink, SuperNode or run that did not come up or did not end."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """What a SuperLink shows of itself under TLS, as PEM files.
+
+    Args:
+        authority: the certificate of who signed; SuperNodes and `flwr run` trust it alone.
+        certificate: of the SuperLink, for the name or address by which it is reached, here 127.0.0.1.
+        key: of that certificate.
+    """
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def shown(self) -> list[str]:
+        """Return the flags of the SuperLink."""
+        files = {"ca-certfile": self.authority, "certfile": self.certificate, "keyfile": self.key}
+        return [word for name, file in files.items() for word in (f"--ssl-{name}", str(file))]
+
+    def trusted(self) -> list[str]:
+        """Return the flags of a SuperNode."""
+        return ["--root-certificates", str(self.authority)]
+
+
 def run_simulated(
     app: Path | str,
     *,
@@ -56,6 +80,7 @@ def run_deployed(
     clients: int,
     config: Mapping[str, str | int | float | bool] | None = None,
     timeout: float = 300.0,
+    certificates: Certificates | None = None,
 ) -> str:
     """Run an app as a deployment on loopback, a SuperLink and one SuperNode per client, and return its log.
 
@@ -64,8 +89,9 @@ def run_deployed(
         clients: SuperNodes to start.
         config: over the run config of the app; its keys must be there.
         timeout: seconds for the whole run.
+        certificates: to speak TLS with; None sends everything in the open, which does not leave this machine.
     """
-    with Engine.start() as engine:
+    with Engine.start(certificates) as engine:
         engine.open_link()
         for number in range(clients):
             engine.open_node(number, clients)
@@ -78,16 +104,20 @@ class Engine:
 
     home: Path
     port: int
+    certificates: Certificates | None = None
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls) -> Iterator["Engine"]:
+    def start(cls, certificates: Certificates | None = None) -> Iterator["Engine"]:
         """Make a home, and end whatever was started when the run is over."""
         with tempfile.TemporaryDirectory(prefix="gradveil-flower-") as folder:
-            engine = cls(Path(folder), free_port())
+            engine = cls(Path(folder), free_port(), certificates)
             address = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{engine.port}"\n'
-            (engine.home / "config.toml").write_text(f"{address}insecure = true\n", encoding="utf-8")
+            trust = (
+                f"root-certificates = {json.dumps(str(certificates.authority))}" if certificates else "insecure = true"
+            )
+            (engine.home / "config.toml").write_text(f"{address}{trust}\n", encoding="utf-8")
             try:
                 yield engine
             finally:
@@ -98,7 +128,8 @@ class Engine:
         """Start the SuperLink and wait until it listens."""
         name = "flower-superlink"
         rest = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
-        process = self._spawn(name, ["--insecure", *rest, *flags], "superlink.log")
+        secrecy = self.certificates.shown() if self.certificates else ["--insecure"]
+        process = self._spawn(name, [*secrecy, *rest, *flags], "superlink.log")
         _wait(lambda: _listens(self.port), process, self.home / "superlink.log")
 
     def open_node(self, number: int, clients: int) -> None:
@@ -107,7 +138,8 @@ class Engine:
         settings = f"partition-id={number} num-partitions={clients}"
         place = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(port)]
         log = f"supernode-{number}.log"
-        process = self._spawn("flower-supernode", ["--insecure", *place, "--node-config", settings], log)
+        secrecy = self.certificates.trusted() if self.certificates else ["--insecure"]
+        process = self._spawn("flower-supernode", [*secrecy, *place, "--node-config", settings], log)
         _wait(lambda: _listens(port), process, self.home / log)
 
     def submit(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float, *flags: str) -> str:

@@ -69,7 +69,8 @@ def settings(record: Record) -> list[Group]:
             "precision": outcome.precision,
             "CUDA graph": _yes(outcome.captured),
             "chunk": f"{run.chunk} victims",
-        },
+        }
+        | ({"remarks": "; ".join(outcome.remarks)} if outcome.remarks else {}),
         "Run": {"date": run.date, "device": run.device} | {f"{s}, seconds": f"{t:g}" for s, t in run.seconds.items()},
         "Versions": dict(run.versions),
     }
