@@ -9,7 +9,7 @@ from torch import Tensor
 from gradveil import data
 from gradveil.attacks import DLG, Attack, ExtraImage, InvertingGradients, SurrogateHead, attacks
 from gradveil.client import Client, step
-from gradveil.defenses import DCS2, SPN, Defense, GaussianNoise, Precode, Pruning
+from gradveil.defenses import DCS2, SPN, Clipping, Defense, GaussianNoise, LaplacianNoise, Precode, Pruning
 from gradveil.engine import Runtime, normalized
 from gradveil.metrics import PSNR, align, arrange
 from gradveil.models import build
@@ -79,6 +79,15 @@ def test_both_take_what_else_they_know_into_account() -> None:
         assert bool(torch.isfinite(short(seen, streams=Streams(seed=0)).objective).all())
     unlabelled = see(private(3), SPN(bits=8), GaussianNoise(std=1e-5), knowledge=Knowledge.DEFENSES)
     assert short(unlabelled, streams=Streams(seed=0)).inputs.shape == (VICTIMS, 3, 1, 8, 8)
+
+
+def test_known_clipping_and_noise_are_taken_into_account() -> None:
+    batch, hidden = private(1, seed=81), SPN(alpha2=0.5)
+    for other, gain in ((Clipping(norm=0.05), 5.0), (LaplacianNoise(scale=0.05), 0.5)):
+        seen = see(batch, hidden, other)
+        blind = replace(seen, defenses=(hidden,))
+        first, second = (loss(SurrogateHead(steps=40), view, batch).mean() for view in (seen, blind))
+        assert first > second + gain
 
 
 def test_they_are_the_adversaries_that_their_defenses_name() -> None:

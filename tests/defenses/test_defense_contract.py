@@ -7,10 +7,15 @@ import io
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from defended import VICTIMS, flat, network, one, private, protected
 from torch import Tensor
 
-from gradveil.attacks import attacks
+from gradveil._regions import ratios_of, regions
+from gradveil._serving import Granted, serve
+from gradveil.attacks import DLG, attacks
+from gradveil.client import Client, begin
+from gradveil.data import Split
 from gradveil.defenses import (
     DCS2,
     DPSGD,
@@ -36,6 +41,7 @@ from gradveil.defenses import (
     UpdateDefense,
     defenses,
 )
+from gradveil.federated import Federation, Sighting, federate
 from gradveil.streams import Streams
 from gradveil.types import LocalTraining
 
@@ -188,6 +194,32 @@ def test_trains_for_several_steps_and_rounds(defense: Defense) -> None:
     for seen in (first.observation, second.observation):
         assert bool(torch.isfinite(flat(seen.update)).all())
         assert not [name for name in seen.buffers_after or {} if name in first.kept or "noise" in name]
+
+
+@every_row
+def test_a_federated_client_shares_what_an_audited_one_does(defense: Defense) -> None:
+    if isinstance(defense, CentralDP):
+        return  # its noise is the server's, which sees clipped updates; tests of the simulation hold it
+    batch, seen = private(), list[Sighting]()
+    images = (batch.inputs * 255).round().to(torch.uint8)
+    clients = [Split(own, labels) for own, labels in zip(images, batch.labels, strict=True)]
+    settings = Federation(algorithm="fedsgd", rounds=1, batch_size=None, mode="eval", seed=4)
+    federate(network(), clients, settings=settings, defenses=[defense], watch=seen.append)
+    streams = Streams(seed=4, purpose="client").bind(VICTIMS)
+    kept = begin(Client(model=network(), loss=F.cross_entropy, defenses=(defense,)), streams=streams)
+    audited = protected([defense], streams=streams.fork("round-1"), kept=kept).observation
+    assert [sighting.clients for sighting in seen] == [(victim,) for victim in range(VICTIMS)]
+    for victim, sighting in enumerate(seen):
+        for theirs, ours in zip(sighting.observation.update, audited.update, strict=True):
+            torch.testing.assert_close(theirs[0], ours[victim], rtol=1e-7, atol=1e-9)
+
+
+@every_row
+def test_what_it_does_to_every_layer_is_placed_in_a_region(defense: Defense) -> None:
+    client = Client(model=network(), loss=F.cross_entropy, defenses=(defense,))
+    found = regions(ratios_of(serve(private(), client, DLG(), granted=Granted(), seed=0)))
+    assert found.keys() == {"0", "3", "5"}
+    assert set(found.values()) <= {"green", "white", "red"}
 
 
 def _bytes(tensor: Tensor) -> bytes:

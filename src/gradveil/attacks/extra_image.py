@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from gradveil.attacks._base import Attack
 from gradveil.attacks._descent import Search
-from gradveil.attacks._joint import Explain, search_jointly
+from gradveil.attacks._joint import Explain, Prior, search_jointly
 from gradveil.attacks._labels import LabelRule, with_labels
 from gradveil.attacks._priors import ImageSpace, Start
 from gradveil.attacks._restarts import keep_best
@@ -31,6 +31,7 @@ class ExtraImage(Attack):
         lr: its step size, in standardized pixels; multiplied by 0.1 at 3/8, 5/8 and 7/8 of the steps.
         extra: images beside the announced ones.
         tv: weight of total variation of the announced images, against a relative squared distance.
+        prior: the same against the likelihood of known noise, per pixel.
         start: of the announced images: `normal`, `uniform`, `zeros` or `pattern`.
         restarts: starts tried side by side; the one of the smallest objective is kept.
         labels: how unknown labels of the announced images are found; what is concealed disturbs label recovery.
@@ -48,13 +49,15 @@ class ExtraImage(Attack):
         "unlikely; on trained networks and larger batches, as all matching does",
         costs="four backward passes per step and restart: two gradients and their derivatives",
         suggested="the defaults, with as many extra images as samples may be concealed",
-        interacts="noise and clipping beside concealed samples weaken it, since it compares sizes",
+        interacts="noise beside concealed samples is matched by its likelihood and clipping applied to the trial; both "
+        "weaken it, since further images can explain a part of either",
     )
 
     steps: int = 4800
     lr: float = 0.1
     extra: int = 1
     tv: float = 0.0
+    prior: float = 0.5
     start: Start = "normal"
     restarts: int = 1
     labels: LabelRule = "optimized"
@@ -63,8 +66,7 @@ class ExtraImage(Attack):
         self._search()
         if self.extra < 1:
             raise ValueError(f"extra must be at least 1, got {self.extra}")
-        if self.tv < 0:
-            raise ValueError(f"tv must be at least 0, got {self.tv}")
+        Prior(self.tv, self.prior)
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
@@ -76,7 +78,7 @@ class ExtraImage(Attack):
             _explain(seen, space, runtime),
             _unknowns(seen, self.extra, streams),
             search=self._search(),
-            tv=self.tv,
+            prior=Prior(self.tv, self.prior),
             streams=streams,
             runtime=runtime,
         )

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from gradveil.attacks._base import Attack
 from gradveil.attacks._descent import Search
-from gradveil.attacks._joint import search_jointly
+from gradveil.attacks._joint import Prior, search_jointly
 from gradveil.attacks._labels import LabelRule, with_labels
 from gradveil.attacks._priors import Start
 from gradveil.attacks._restarts import keep_best
@@ -32,6 +32,7 @@ class SurrogateHead(Attack):
         lr: its step size, in standardized pixels and in units of the private tensors' own size; multiplied by 0.1 at
             3/8, 5/8 and 7/8 of the steps.
         tv: weight of total variation, against a relative squared distance.
+        prior: the same against the likelihood of known noise, per pixel.
         start: `normal`, `uniform`, `zeros` or `pattern`.
         restarts: starts tried side by side, of images and private parts; the one of the smallest objective is kept.
         labels: how unknown labels of a batch are found; the public head of SPN gives them away undisturbed.
@@ -50,20 +51,21 @@ class SurrogateHead(Attack):
         costs="two backward passes per step and restart, through the wrapped network of every victim by the engine's "
         "general path",
         suggested="the defaults; restarts=4 for batches",
-        interacts="noise beside the private part is matched as if it were none; hidden entries are left out",
+        interacts="noise and rounding beside the private part are matched by their likelihood, clipping is applied to "
+        "the trial, hidden entries are left out; the private part can explain some of the noise, which weakens it",
     )
 
     steps: int = 4800
     lr: float = 0.1
     tv: float = 0.0
+    prior: float = 0.5
     start: Start = "normal"
     restarts: int = 1
     labels: LabelRule = "least-squares"
 
     def __post_init__(self) -> None:
         self._search()
-        if self.tv < 0:
-            raise ValueError(f"tv must be at least 0, got {self.tv}")
+        Prior(self.tv, self.prior)
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
@@ -75,7 +77,7 @@ class SurrogateHead(Attack):
             secret.explain(runtime),
             secret.unknowns(),
             search=self._search(),
-            tv=self.tv,
+            prior=Prior(self.tv, self.prior),
             streams=streams,
             runtime=runtime,
         )

@@ -1,0 +1,285 @@
+"""DCS² and DCS²+: what concealed samples protect, under every preset and attack, and what they cost.
+
+GRADVEIL_DATA=... python benchmarks/dcs2.py --out results/dcs2 --parts mnist mnist-imprint cost
+GRADVEIL_DATA=... python benchmarks/dcs2.py --out results/dcs2 --parts cifar10 cifar10-imprint
+
+Batches of two test images (four for the imprint attack) with distinct labels, the last one sensitive; untrained
+networks: the sigmoid LeNet on MNIST, the ConvNet of width 32 on CIFAR-10. Every attack meets all presets and no
+defense in one stack, from the same starts: a defender does not choose after seeing the attack. Scores are those of the
+sensitive sample, by its place in the batch as the paper has them (`index`) and after assignment (`assigned`).
+`extra-image` is the adversary who knows of concealed samples. `claims` at the end of a file compare with what is
+asked for; the paper's figures stand beside.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from cells import Book, books, parser_of, summary
+from torch import Tensor, nn
+
+from gradveil import Batch, Knowledge, Observation, Runtime, Streams, data, normalized, observe
+from gradveil.attacks import DLG, Attack, ExtraImage, Imprint, InvertingGradients
+from gradveil.defenses import DCS2
+from gradveil.metrics import PSNR, SSIM, align, arrange
+from gradveil.models import build
+from gradveil.types import Auxiliary
+
+Preset: TypeAlias = Literal["matching", "imprint", "generative"]
+PRESETS: tuple[Preset, ...] = ("matching", "imprint", "generative")
+PARTS = ("mnist", "mnist-imprint", "cifar10", "cifar10-imprint", "cost")
+NETWORKS = {"mnist": "lenet", "cifar10": "convnet:width=32"}
+KNOWN = Knowledge.LABELS | Knowledge.DEFENSES
+PAPER = {  # Table 1: PSNR and SSIM without a defense and of DCS²+
+    "mnist": {"dlg": (31.95, 0.75, 5.98, 0.12), "gs": (45.25, 0.92, 10.58, 0.22), "imprint": (82.43, 1.0, 19.95, 0.6)},
+    "cifar10": {
+        "dlg": (15.85, 0.52, 5.49, 0.08),
+        "gs": (18.5, 0.65, 6.39, 0.11),
+        "imprint": (140.62, 0.98, 14.14, 0.49),
+    },
+}
+
+
+def main() -> None:
+    parser = parser_of(PARTS, out=Path("results/dcs2"))
+    parser.add_argument("--victims", type=int, default=32, help="on MNIST")
+    parser.add_argument("--cifar-victims", type=int, default=8)
+    parser.add_argument("--dlg-steps", type=int, default=300, help="of 20 iterations, on MNIST")
+    parser.add_argument("--steps", type=int, default=10_000, help="of the other attacks, on MNIST")
+    parser.add_argument("--cifar-steps", type=int, default=2400, help="of all attacks on CIFAR-10, in iterations")
+    parser.add_argument("--conceal", type=int, default=None, help="steps for a concealed sample, if not the preset's")
+    chosen = parser.parse_args()
+    for book in books(chosen):
+        part = str(book.spec["part"])
+        dataset, _, kind = part.partition("-")
+        if part == "cost":
+            book.cell("concealed", partial(cost, chosen, book.device))
+        elif kind == "imprint":
+            imprinting(book, chosen, dataset)
+        else:
+            matching(book, chosen, dataset)
+        book.write(claims=claims(book.cells, dataset), paper=PAPER.get(dataset, {}))
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Victims with one sensitive sample each, their network, and what is public.
+
+    Args:
+        batch: the last sample of each is sensitive.
+        model: that the honest server sends.
+        public: images for a malicious one.
+        mean: image of the training split.
+        defenses: by name; none is called `undefended`.
+        seed: of clients and attacks.
+    """
+
+    batch: Batch
+    model: nn.Module
+    public: Auxiliary
+    mean: Tensor
+    defenses: Mapping[str, tuple[DCS2, ...]]
+    seed: int
+
+    def updates(self, model: nn.Module) -> list[Observation]:
+        """Return what the server sees under each defense."""
+        return [
+            observe(self.batch, model, F.cross_entropy, defenses=own, knowledge=KNOWN, seed=self.seed)
+            for own in self.defenses.values()
+        ]
+
+    def scores(self, guesses: Tensor) -> dict[str, object]:
+        """Score the guesses of all defenses, one after the other, of the sensitive samples."""
+        parts = guesses.split(self.batch.victims)
+        return {name: score(part, self.batch.inputs) for name, part in zip(self.defenses, parts, strict=True)}
+
+
+def stand_of(chosen: argparse.Namespace, dataset: str, device: torch.device, *, victims: int, size: int) -> Stand:
+    loaded = data.load(dataset)
+    batch = data.draw_victims(
+        loaded.test, victims=victims, batch_size=size, seed=chosen.seed, start=None, distinct_labels=True
+    )
+    last = (torch.arange(size) == size - 1).expand(victims, size)
+    shape, classes = loaded.input_shape, loaded.num_classes
+    plain = build(NETWORKS[dataset], input_shape=shape, num_classes=classes, seed=chosen.seed)
+    some = loaded.train.inputs(range(min(len(loaded.train), 10_000)))
+    return Stand(
+        batch=replace(batch, sensitive=last).to(device),
+        model=normalized(plain, loaded.mean, loaded.std).to(device).eval(),
+        public=Auxiliary(inputs=some[:1000].to(device)),
+        mean=some.mean(0).to(device),
+        defenses={"undefended": ()} | {preset: (DCS2(preset=preset, steps=chosen.conceal),) for preset in PRESETS},
+        seed=chosen.seed,
+    )
+
+
+def score(guess: Tensor, truth: Tensor) -> dict[str, object]:
+    """Score the last sample of every batch, by its place and after assignment."""
+    found: dict[str, object] = {}
+    for way, ordered in (("index", guess), ("assigned", arrange(guess, align(guess, truth)))):
+        for name, metric in (("psnr", PSNR()), ("ssim", SSIM())):
+            found[f"{way} {name}"] = summary(metric(ordered, truth)[:, -1])
+    return found
+
+
+# Passive attacks: all defenses in one stack.
+
+
+def matching(book: Book, chosen: argparse.Namespace, dataset: str) -> None:
+    small = dataset == "mnist"
+    victims = chosen.victims if small else chosen.cifar_victims
+    stand = stand_of(chosen, dataset, book.device, victims=victims, size=2)
+    methods = attacks(*((chosen.dlg_steps, chosen.steps) if small else (chosen.cifar_steps // 20, chosen.cifar_steps)))
+    if {"mean image", "agreement", *methods} <= book.cells.keys():
+        return
+    seen = stand.updates(stand.model)
+    book.cell("mean image", lambda: score(stand.mean.expand_as(stand.batch.inputs), stand.batch.inputs))
+    book.cell("agreement", lambda: agreement(seen, tuple(stand.defenses)))
+    runtime = Runtime(precision="float32" if small else "tf32", chunk=victims * len(seen))
+    for name, attack in methods.items():
+        book.cell(name, partial(attacked, stand, attack, seen, runtime))
+
+
+def attacks(dlg_steps: int, steps: int) -> dict[str, Attack]:
+    return {
+        "dlg": DLG(steps=max(dlg_steps, 1)),
+        "gs": InvertingGradients(steps=steps, signed=False, boxed=False),  # as in the authors' program
+        "extra-image": ExtraImage(steps=min(steps, 4800)),
+    }
+
+
+def attacked(stand: Stand, attack: Attack, seen: Sequence[Observation], runtime: Runtime) -> dict[str, object]:
+    """Attack all defenses at once, each victim from the same start under all of them."""
+    joined = join(seen)
+    if not isinstance(attack, ExtraImage):
+        joined = replace(joined, knowledge=Knowledge.LABELS, defenses=None)
+    keys = tuple((victim,) for _ in seen for victim in range(stand.batch.victims))
+    guess = attack(joined, streams=Streams(seed=stand.seed, keys=keys), runtime=runtime)
+    return {**stand.scores(guess.inputs), "captured": guess.captured}
+
+
+def join(seen: Sequence[Observation]) -> Observation:
+    labels = [one.labels for one in seen if one.labels is not None]
+    update = tuple(torch.cat(tensors) for tensors in zip(*(one.update for one in seen), strict=True))
+    return replace(seen[-1], update=update, labels=torch.cat(labels))
+
+
+def agreement(seen: Sequence[Observation], names: Sequence[str]) -> dict[str, object]:
+    """Return the smallest inner product and cosine of the plain and the shared gradient, in float64."""
+    flat = [torch.cat([tensor.double().flatten(1) for tensor in one.update], 1) for one in seen]
+    return {
+        name: {
+            "smallest product": float((flat[0] * shared).sum(1).min()),
+            "smallest cosine": float(F.cosine_similarity(flat[0], shared, dim=1).min()),
+        }
+        for name, shared in zip(names, flat, strict=True)
+    }
+
+
+# The malicious server, with the bins of the authors' program and with many that fit the data.
+
+
+def imprinting(book: Book, chosen: argparse.Namespace, dataset: str) -> None:
+    victims = chosen.victims if dataset == "mnist" else chosen.cifar_victims
+    stand = stand_of(chosen, dataset, book.device, victims=victims, size=4)
+    methods = {
+        "imprint": Imprint(bins=10, statistic="fourier", mode=0, source="laplace"),
+        "imprint, 128 fitted bins": Imprint(bins=128),
+    }
+    book.cell("mean image", lambda: score(stand.mean.expand_as(stand.batch.inputs), stand.batch.inputs))
+    for name, attack in methods.items():
+        book.cell(name, partial(imprinted, stand, attack))
+
+
+def imprinted(stand: Stand, attack: Imprint) -> dict[str, object]:
+    _, *shape = stand.batch.inputs.shape
+    batch, channels, height, width = shape
+    poisoned = attack.poison(
+        stand.model,
+        input_shape=(batch, channels, height, width),
+        auxiliary=stand.public,
+        streams=Streams(seed=stand.seed),
+    )
+    seen = stand.updates(poisoned)
+    guesses = [attack(one, streams=Streams(seed=stand.seed)).inputs for one in seen]
+    return {**stand.scores(torch.cat(guesses)), "agreement": agreement(seen, tuple(stand.defenses))}
+
+
+def cost(chosen: argparse.Namespace, device: torch.device) -> dict[str, object]:
+    """Conceal 100 images in one stack, 50 clients with two each, the first call of the program included."""
+    stand = stand_of(chosen, "cifar10", device, victims=50, size=2)
+    began = time.perf_counter()
+    defense = DCS2(steps=chosen.conceal)
+    seen = observe(replace(stand.batch, sensitive=None), stand.model, F.cross_entropy, defenses=[defense], seed=0)
+    float(seen.update[0].sum())  # waits for the device
+    return {"images": 100, "steps": chosen.conceal or 1000, "build seconds": time.perf_counter() - began}
+
+
+# What is asked for.
+
+
+def claims(cells: Mapping[str, Mapping[str, object]], dataset: str) -> list[dict[str, object]]:
+    """Compare means with the bounds, where the cells are there."""
+    found: list[dict[str, object]] = []
+
+    def say(claim: str, value: float, bound: float, holds: Callable[[float, float], bool]) -> None:
+        found.append({"claim": claim, "value": value, "bound": bound, "holds": holds(value, bound)})
+
+    for way in ("index", "assigned"):
+        for attack in (name for name in ("dlg", "gs") if name in cells):
+            line = mean_of(cells["mean image"], f"{way} psnr") + 1
+            own = sub(cells[attack], "matching")
+            say(f"{attack}, {way} PSNR at most 1 dB above the mean image", mean_of(own, f"{way} psnr"), line, at_most)
+            say(f"{attack}, {way} SSIM", mean_of(own, f"{way} ssim"), 0.25, at_most)
+            if dataset == "mnist":
+                bare = sub(cells[attack], "undefended")
+                say(f"{attack}, {way} PSNR undefended, above", mean_of(bare, f"{way} psnr"), 28, above)
+        for attack in (name for name in cells if name.startswith("imprint")):
+            say(f"{attack}, {way} PSNR", mean_of(sub(cells[attack], "imprint"), f"{way} psnr"), 22, at_most)
+    for name, cell in cells.items():
+        for preset in PRESETS:
+            products = sub(sub({"agreement": cell} if name == "agreement" else cell, "agreement"), preset)
+            if products:
+                say(
+                    f"{name}, {preset}: product with the plain gradient", number(products, "smallest product"), 0, least
+                )
+    if "concealed" in cells:
+        say("seconds for 100 concealed images", number(cells["concealed"], "build seconds"), 60, at_most)
+    return found
+
+
+def at_most(value: float, bound: float) -> bool:
+    return value <= bound
+
+
+def above(value: float, bound: float) -> bool:
+    return value > bound
+
+
+def least(value: float, bound: float) -> bool:
+    return value >= bound
+
+
+def sub(cell: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = cell.get(name, {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def number(cell: Mapping[str, object], name: str) -> float:
+    found = cell[name]
+    assert isinstance(found, float)
+    return found
+
+
+def mean_of(cell: Mapping[str, object], name: str) -> float:
+    return number(sub(cell, name), "mean")
+
+
+if __name__ == "__main__":
+    main()
