@@ -202,11 +202,22 @@ def test_the_random_gradient_has_the_norms_of_the_real_one_and_nothing_else_of_i
         assert len(attack.calls) == 1
         return
     (real, usual), (random, other) = attack.calls
-    assert usual.purpose != other.purpose
+    assert not {*usual.keys} & {*other.keys}
     for shared, drawn in zip(real.update, random.update, strict=True):
         clean, noise = shared[:expected].flatten(1), drawn.flatten(1)
         torch.testing.assert_close(noise.norm(dim=1), clean.norm(dim=1), rtol=1e-5, atol=0)
         assert not torch.allclose(noise, clean, rtol=0.1)
+
+
+def test_random_gradients_are_attacked_in_the_stack_of_the_real_ones() -> None:
+    attack, batch = Scripted(inputs=private().inputs), private()
+    result = audited(attack, batch, reference=reference(), runtime=Runtime(chunk=2 * VICTIMS))
+    (seen, streams), *others = attack.calls
+    assert not others
+    assert seen.victims == 2 * VICTIMS
+    for draw in (streams.normal("start", (2,)), seen.update[0]):
+        assert not (draw[:VICTIMS] == draw[VICTIMS:]).any()
+    assert len(result.guess.inputs) == VICTIMS
 
 
 def test_an_attack_on_a_random_gradient_reconstructs_nothing() -> None:

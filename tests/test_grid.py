@@ -162,7 +162,7 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("pause", [0, 5])
+@pytest.mark.parametrize("pause", [0, 3])
 def test_a_run_interrupted_again_and_again_gives_the_record_of_the_whole_one(
     pause: int, whole: Path, tmp_path: Path
 ) -> None:

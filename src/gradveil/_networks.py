@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gradveil import training_record
+from gradveil._public_material import client_pool
 from gradveil.client import Client, sent_model
+from gradveil.defenses import DataDefense, StepDefense
 from gradveil.engine import Runtime, normalized
 from gradveil.models import build, checkpoints
 from gradveil.models.training import evaluate, train
@@ -101,7 +103,8 @@ def _trained(
     defended = cell.state == "trained-with-defense"
     defenses = cell.build_defenses() if defended else ()
     words = cell.defenses if defended and defenses else _NO_DEFENSE
-    path = folder / "models" / f"{_key(spec, cell, words)}.safetensors"
+    kept, pool = settings.networks or folder / "models", _pool(spec, defenses, dataset, settings)
+    path = kept / f"{_key(spec, cell, words, pooled=pool is not None)}.safetensors"
     store = TensorFolder(path.with_suffix(".unfinished"))
     if path.exists():
         model, about = _load(path, model, defenses)
@@ -116,6 +119,7 @@ def _trained(
             training=training,
             defenses=defenses,
             test=dataset.test,
+            pool=pool,
             progress=settings.progress,
             store=store,
             device=settings.place(),
@@ -149,6 +153,14 @@ def _load(path: Path, model: nn.Module, defenses: tuple[Defense, ...]) -> tuple[
         return model, checkpoints.load(path, model)
 
 
-def _key(spec: AuditSpec, cell: Cell, defenses: str) -> str:
+def _pool(spec: AuditSpec, defenses: tuple[Defense, ...], dataset: Dataset, settings: Settings) -> Tensor | None:
+    """Return what defenses of the data or the step draw from while training: the spec's pool, or else own images."""
+    if not any(isinstance(defense, DataDefense | StepDefense) for defense in defenses):
+        return None
+    return client_pool(spec if spec.pool else replace(spec, pool="train"), dataset, data_dir=settings.data_dir)
+
+
+def _key(spec: AuditSpec, cell: Cell, defenses: str, *, pooled: bool) -> str:
     parts = [spec.dataset, cell.model, defenses, spec.seed, spec.model_seed, spec.normalize, asdict(spec.training)]
+    parts += [spec.pool or "train"] if pooled else []
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]

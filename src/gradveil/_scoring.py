@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradveil.metrics import VIEWS, Metric, View, draw_decoys, identify, metrics, null_guesses, other_of_class
+from gradveil.metrics import VIEWS, Metric, View, draw_decoys, identify_all, metrics, null_guesses, other_of_class
 from gradveil.record import Identification, Numbers, Scores
 from gradveil.streams import Streams
 
@@ -69,16 +69,14 @@ def identification(
         return {}
     candidates = draw_decoys(reference.inputs, count=min(decoys, len(reference.inputs)), streams=streams).to(truth)
     views = {**VIEWS, **({"features": extractor} if extractor else {})}
+    ranks = identify_all({"": guess, **nulls}, truth, candidates, views=views)
     return {
         name: Identification(
-            ranks=numbers(identify(guess, truth, candidates, view=view)),
-            nulls={
-                null: numbers(identify(made, _repeated(truth, made), candidates, view=view))
-                for null, made in nulls.items()
-            },
+            ranks=numbers(found.pop("")),
+            nulls={null: numbers(values) for null, values in found.items()},
             decoys=len(candidates),
         )
-        for name, view in views.items()
+        for name, found in ranks.items()
     }
 
 

@@ -51,6 +51,7 @@ class Settings:
         progress: of the work inside a cell.
         announce: of cells.
         save_every: seconds between checkpoints of an attack.
+        networks: where networks that were trained are kept, for several grids to share; None for the run folder.
     """
 
     data_dir: Path | None = None
@@ -60,6 +61,7 @@ class Settings:
     progress: Progress = silent
     announce: Announce | None = None
     save_every: float = 20.0
+    networks: Path | None = None
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:

@@ -330,6 +330,12 @@ class Reconstruction:
             **joined,
         )
 
+    def select(self, victims: slice) -> Self:
+        """Keep some victims."""
+        stacked = {f.name: getattr(self, f.name) for f in fields(self)}
+        kept: dict[str, Any] = {k: tensor[victims] for k, tensor in stacked.items() if isinstance(tensor, Tensor)}
+        return replace(self, details={name: values[victims] for name, values in self.details.items()}, **kept)
+
 
 _T = TypeVar("_T", bound=Batch | Protected | Observation)
 _STACKED = ("update", "labels", "inputs", "sensitive", "origin", "weights", "parameters", "buffers", "buffers_after")

@@ -54,12 +54,14 @@ def pick_clusters(members: Tensor, scores: Tensor, *, count: int) -> Tensor:
     whole, cores = _masks(members, len(scores)), _masks(core, len(scores))
     inside = cores.to(scores)
     order = ((inside @ scores) * inside).sum(1).argsort(descending=True).tolist()
+    shared = (inside @ whole.to(scores).T).cpu().numpy()
     kept: list[int] = []
+    most = np.zeros(len(order))
     for limit in (0.5, 0.75, 1.0):
         for number in order:
-            shared = max(((cores[number] & whole[k]).sum().item() for k in kept), default=0)
-            if len(kept) < count and number not in kept and shared < limit * core.shape[1]:
+            if len(kept) < count and number not in kept and most[number] < limit * core.shape[1]:
                 kept.append(number)
+                most = np.maximum(most, shared[:, number])
     if len(kept) < count:
         raise DataError(f"only {len(kept)} clusters of encodings were found, not {count}; ask for fewer images")
     return cores[kept]

@@ -18,6 +18,7 @@ from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Paper, Protected, State
 
 _ROWS = 64  # of the Jacobian at once
+_PIXELS = 2**26  # pulled back at once, over rows and images; layers hold some tens of times as many numbers
 
 
 @final
@@ -53,7 +54,7 @@ class Soteria(StepDefense):
     card: ClassVar[Card] = Card(
         fails="against who leaves the defended tensor out of the comparison; against analytic attacks on another "
         "linear layer",
-        costs="one row of the Jacobian per feature of the defended layer and sample, 64 at a time",
+        costs="one row of the Jacobian per feature of the defended layer and sample, up to 64 at a time",
         suggested="fraction=0.6 on the last linear layer, denominator=absolute",
         interacts="dcs2 and dp-sgd compute the gradient in their own way and cannot be combined with it; noise "
         "after it fills the empty columns and hides which they were; it scores in eval mode, whatever "
@@ -115,7 +116,8 @@ def _sensitivity(network: StackedNetwork, inputs: Tensor, path: str) -> tuple[Te
         pulled = vjp(lambda images: vmap(of_victim)(state, images), inputs)
         representation, pull = pulled[0], pulled[1]
         rows = torch.eye(representation.shape[-1], dtype=inputs.dtype, device=inputs.device)
-        norms = [_norms(pull, chunk, representation) for chunk in rows.split(_ROWS)]
+        at_once = min(_ROWS, max(1, _PIXELS // inputs.numel()))
+        norms = [_norms(pull, chunk, representation) for chunk in rows.split(at_once)]
     return representation.detach(), torch.cat(norms).movedim(0, -1)
 
 

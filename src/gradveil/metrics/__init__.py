@@ -14,6 +14,7 @@ from gradveil.metrics._identification import (
     draw_decoys,
     features,
     identify,
+    identify_all,
     pixels,
 )
 from gradveil.metrics._membership import Tracing, membership_by_classifier, membership_by_label, trace
@@ -59,6 +60,7 @@ __all__ = [
     "draw_decoys",
     "features",
     "identify",
+    "identify_all",
     "judge",
     "label_accuracy",
     "membership_by_classifier",

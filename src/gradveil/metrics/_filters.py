@@ -47,5 +47,5 @@ def _filter_last(images: Tensor, window: tuple[float, ...]) -> Tensor:
     places = images.shape[-1] - len(window) + 1
     filtered = images.narrow(-1, 0, places) * window[0]
     for start, weight in enumerate(window[1:], start=1):
-        filtered = filtered.add(images.narrow(-1, start, places), alpha=weight)
+        filtered.add_(images.narrow(-1, start, places), alpha=weight)
     return filtered

@@ -5,7 +5,8 @@ what ruins scores: signed attacks return pictures of the wrong contrast that eve
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -22,7 +23,7 @@ View: TypeAlias = Callable[[Tensor], Tensor]
 
 _TIE = 1e-6  # Relative: distances that differ by rounding only are equal.
 _COPY = 1e-5  # Absolute: two 8-bit images that differ at all are 0.004 apart.
-_CHUNK = 128
+_CHUNK = 1024
 
 
 def pixels(images: Tensor) -> Tensor:
@@ -100,16 +101,61 @@ def identify(guess: Tensor, truth: Tensor, decoys: Tensor, *, view: View) -> Ten
         came = ", ".join(str(tuple(images.shape)) for images in (guess, truth, decoys))
         raise DataError(f"identify needs (V, B, C, H, W) twice and decoys (N, C, H, W) of the same images, got {came}")
 
-    guesses, truths = (clean(images.to(truth)).flatten(0, 1) for images in (guess, truth))
-    seen, private = _look(guesses, view), _look(truths, pixels)
-    own = torch.linalg.vector_norm(seen - _look(truths, view), dim=1)[:, None]
-    ranks = torch.zeros(len(truths), device=own.device)
-    for part in decoys.to(truths).split(_CHUNK):
-        others = clean(part)
-        distance = _distances(seen, _look(others, view))
+    return identify_all({"": guess}, truth, decoys, views={"": view})[""][""]
+
+
+@torch.no_grad()
+def identify_all(
+    guesses: Mapping[str, Tensor], truth: Tensor, decoys: Tensor, *, views: Mapping[str, View]
+) -> dict[str, dict[str, Tensor]]:
+    """Rank the true images among decoys in several views and for several guesses, as `identify` does for one.
+
+    Args:
+        guesses: by name, (n, B, C, H, W), of the first n victims, or of all of them several times over.
+        truth: (V, B, C, H, W).
+        decoys: (N, C, H, W).
+        views: by name.
+
+    Returns:
+        (n, B) ranks, by view and by guess.
+
+    Example:
+        >>> images = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+        >>> guesses = {"dark": images[None, :1] * 0.9, "wrong": images[None, 1:2]}
+        >>> ranks = identify_all(guesses, images[None, :1], images[1:], views={"pixels": pixels})
+        >>> ranks["pixels"]["dark"].item(), ranks["pixels"]["wrong"].item() >= 1
+        (0.0, True)
+    """
+    private, others = clean(truth).flatten(0, 1), clean(decoys.to(truth))
+    copies = _distances(_look(private, pixels), _look(others, pixels)) < _COPY
+    ranks: dict[str, dict[str, Tensor]] = {}
+    for name, view in views.items():
+        lineup = _Lineup(view=view, private=_look(private, view), others=_look(others, view), copies=copies)
+        ranks[name] = {what: lineup.ranks(guess.to(truth)) for what, guess in guesses.items()}
+    return ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lineup:
+    """What a view shows of the private images (V · B, D) and the decoys (N, D), and which of these are copies."""
+
+    view: View
+    private: Tensor
+    others: Tensor
+    copies: Tensor
+
+    def ranks(self, guess: Tensor) -> Tensor:
+        """Return (n, B)."""
+        images = clean(guess).flatten(0, 1)
+        rows = torch.arange(len(images), device=images.device) % len(self.private)
+        parts = [self._ranks(self.view(part).double(), own) for part, own in _paired(images, rows)]
+        return torch.cat(parts).reshape(guess.shape[:2])
+
+    def _ranks(self, seen: Tensor, rows: Tensor) -> Tensor:
+        own = torch.linalg.vector_norm(seen - self.private[rows], dim=1)[:, None]
+        distance = _distances(seen, self.others)
         points = torch.where((distance - own).abs() <= _TIE * own, 0.5, (distance < own).float())
-        ranks += points.masked_fill(_distances(private, _look(others, pixels)) < _COPY, 0).sum(1)
-    return ranks.reshape(truth.shape[:2])
+        return points.masked_fill(self.copies[rows], 0).sum(1)
 
 
 def draw_decoys(reference: Tensor, *, count: int = 1000, streams: Streams) -> Tensor:
@@ -135,6 +181,10 @@ def draw_decoys(reference: Tensor, *, count: int = 1000, streams: Streams) -> Te
 def _look(images: Tensor, view: View) -> Tensor:
     """Apply a view in parts; float64, because distances are taken by a matrix product, which cancels digits."""
     return torch.cat([view(part).double() for part in images.split(_CHUNK)])
+
+
+def _paired(images: Tensor, rows: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    return zip(images.split(_CHUNK), rows.split(_CHUNK), strict=True)
 
 
 def _distances(left: Tensor, right: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ gives. In a batch of several images, guesses that vary are matched to the truth 
 picking the best of many guesses helps those that know nothing, too.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -72,19 +74,33 @@ def other_of_class(
         raise DataError(f"references are (N, C, H, W) images and (N,) classes of the victims' data set, got {came}")
 
     reference, bound = reference_inputs.to(truth), streams.bind(len(truth))
-    classes, reference_classes = as_classes(labels).cpu(), reference_labels.cpu()
+    classes, reference_classes = as_classes(labels).cpu().numpy(), reference_labels.cpu().numpy()
     drawn = torch.empty_like(truth)
     for sample in range(truth.shape[1]):
-        orders = bound.permutation(f"other-of-class-{sample}", len(reference))
-        for victim, order in enumerate(orders):
-            same = reference_classes[order] == classes[victim, sample]
-            drawn[victim, sample] = _first_other(truth[victim], reference, torch.cat([order[same], order[~same]]))
+        orders = bound.permutation(f"other-of-class-{sample}", len(reference)).numpy()
+        same = reference_classes[orders] == classes[:, sample, None]
+        drawn[:, sample] = _first_others(truth, reference, orders, same)
     return arrange(drawn, align(drawn, truth))
 
 
-def _first_other(batch: Tensor, reference: Tensor, order: Tensor) -> Tensor:
-    """Return the first reference image in this order that is not in the batch (B, C, H, W)."""
-    for index in order.tolist():
-        if not (batch == reference[index]).flatten(1).all(1).any():
-            return reference[index]
-    raise DataError("every reference image is in the private batch; give references with other images")
+def _first_others(
+    truth: Tensor, reference: Tensor, orders: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]
+) -> Tensor:
+    """Return (V, C, H, W), for each victim the first in its order (V, N) that its batch does not hold; `same` first."""
+    ranks = 1 + same.astype(np.int8)
+    found, left = np.zeros(len(truth), dtype=np.int64), np.arange(len(truth))
+    while len(left):
+        places = ranks[left].argmax(1)
+        if not ranks[left, places].all():
+            raise DataError("every reference image is in the private batch; give references with other images")
+        found[left] = orders[left, places]
+        held = _holds(truth[left], reference[found[left]])
+        ranks[left[held], places[held]] = 0
+        left = left[held]
+    return reference[found]
+
+
+def _holds(batches: Tensor, images: Tensor) -> npt.NDArray[np.bool_]:
+    """Tell which batches (V, B, C, H, W) hold their image of (V, C, H, W)."""
+    held: npt.NDArray[np.bool_] = (batches == images[:, None]).flatten(2).all(2).any(1).cpu().numpy()
+    return held

@@ -47,6 +47,7 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
 
     `accuracy` is that of the network; `psnr.protected.mean` is the mean of a metric against what the model saw, and
     `psnr.private.mean.last-1` that of the last sample of every batch alone; `max` and `std` are over all samples.
+    `first.private.mean` is the share of samples whose private image correlates with the guess more than every decoy.
     """
     files = sorted(folder.glob("cells/*/record.json"))
     found = [(file, made) for file in files if _meant(made := record.read(file), wanted)]
@@ -82,8 +83,13 @@ def _scores(made: Record, take: str) -> npt.NDArray[np.float64]:
     metric, against, statistic, *last = take.split(".")
     if against not in {"private", "protected"} or statistic not in _STATISTICS:
         raise SpecError(f"'{take}' must be metric.private|protected.{'|'.join(_STATISTICS)}, such as psnr.private.mean")
-    values = np.asarray(getattr(made.scores[metric], against), dtype=np.float64)
+    values = _first(made) if metric == "first" else np.asarray(getattr(made.scores[metric], against), dtype=np.float64)
     return values[:, -int(last[0].removeprefix("last-")) :] if last else values
+
+
+def _first(made: Record) -> npt.NDArray[np.float64]:
+    """Return (V, B), 1 where the private image is nearer than all decoys."""
+    return np.asarray(np.asarray(made.identification["correlation"].ranks) == 0, dtype=np.float64)
 
 
 def _statistic(values: npt.NDArray[np.float64], name: str) -> float:

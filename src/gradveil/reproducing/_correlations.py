@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gradveil import data
 from gradveil._networks import Prepared, prepare, threads_for
 from gradveil._scoring import numbers
-from gradveil._serving import Granted, Served, serve
+from gradveil._serving import Granted, serve
 from gradveil.client import Client
 from gradveil.engine import Runtime
 from gradveil.errors import RecordError, SpecError
@@ -28,7 +29,7 @@ from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import AuditSpec
 from gradveil.storage import TensorFolder, write_atomically
 from gradveil.streams import Streams
-from gradveil.types import Observation
+from gradveil.types import Batch, Observation
 
 FILE = "correlation.json"
 
@@ -83,6 +84,8 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
     if name != "pearson" or against not in {"protected", "private"} or not matches({"over": "policies"}, wanted):
         raise SpecError(f"a correlation gives pearson.protected or pearson.private over policies, not '{wanted.take}'")
     pairs = [(s, fmean(row)) for s, row in zip(made.privacy, getattr(made, against), strict=True)]
+    if any(len(set(values)) < 2 for values in zip(*pairs, strict=True)):
+        return None  # what does not vary has no correlation
     return Measurement(
         value=pearson(pairs),
         interval=of_correlation(pairs),
@@ -118,20 +121,10 @@ def _attack(
     )
     batch, attack = draw(spec, dataset).to(place), cells[0].build_attack()
     with runtime.numerics():
-        served = [
-            serve(
-                batch,
-                Client(model=prepared.model, loss=F.cross_entropy, defenses=cell.build_defenses(), mode=spec.mode),
-                attack,
-                granted=Granted(knowledge=spec.knowledge_of(cell)),
-                seed=spec.seed,
-            )
-            for cell in cells
-        ]
-        keys = tuple((victim,) for _ in served for victim in range(spec.victims))
+        joined, seen = _shared(spec, prepared, batch)
+        keys = tuple((victim,) for _ in seen for victim in range(spec.victims))
         streams = Streams(seed=spec.seed, purpose="attack", keys=keys)
-        guesses = attack(_joined(served), streams=streams, runtime=runtime).inputs.split(spec.victims)
-    seen = [one.step.evidence.protected.inputs.clamp(0, 1) for one in served]
+        guesses = attack(joined, streams=streams, runtime=runtime).inputs.split(spec.victims)
     metric = PSNR()
     return CorrelationRecord(
         spec=spec.to_dict(),
@@ -147,12 +140,22 @@ def _attack(
     )
 
 
-def _joined(served: list[Served]) -> Observation:
-    """Put the victims of all policies into one stack; each keeps the start that it would have alone."""
-    seen = [one.step.observation for one in served]
-    update = tuple(torch.cat(tensors) for tensors in zip(*(one.update for one in seen), strict=True))
-    labels = [one.labels for one in seen if one.labels is not None]
-    return replace(seen[0], update=update, labels=torch.cat(labels) if labels else None)
+def _shared(spec: AuditSpec, prepared: Prepared, batch: Batch) -> tuple[Observation, list[Tensor]]:
+    """Let the victims share under every policy, and put all of them into one stack; say what the model saw under each.
+
+    A victim keeps the start that it would have alone. Nothing else of the clients is held on to: the updates alone are
+    large.
+    """
+    shown, seen = [], []
+    for cell in spec.cells():
+        client = Client(model=prepared.model, loss=F.cross_entropy, defenses=cell.build_defenses(), mode=spec.mode)
+        granted = Granted(knowledge=spec.knowledge_of(cell))
+        step = serve(batch, client, cell.build_attack(), granted=granted, seed=spec.seed).step
+        shown.append(step.observation)
+        seen.append(step.evidence.protected.inputs.clamp(0, 1))
+    update = tuple(torch.cat(tensors) for tensors in zip(*(one.update for one in shown), strict=True))
+    labels = [one.labels for one in shown if one.labels is not None]
+    return replace(shown[0], update=update, labels=torch.cat(labels) if labels else None), seen
 
 
 def _mean_of(rows: list[list[float]]) -> list[float]:

@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
+from torch import Tensor
 
 from gradveil import data
 from gradveil._encoded import EncodedSet, encode, known_encodings, recover
 from gradveil._scoring import numbers
 from gradveil.attacks import Encodings, attacks, decoders
-from gradveil.auditing import Judging
 from gradveil.client import Client
-from gradveil.data import Dataset
-from gradveil.decoding import judge_decoding
+from gradveil.data import Dataset, Split
 from gradveil.defenses import Loda
 from gradveil.engine import Runtime, normalized
-from gradveil.errors import RecordError, SpecError
-from gradveil.metrics import PSNR, SSIM, Metric
+from gradveil.errors import DataError, RecordError, SpecError
+from gradveil.metrics import PSNR, SSIM, Metric, align, arrange, correlation, draw_decoys, identify
 from gradveil.models import build as build_model
 from gradveil.record import Run, about_this_run
 from gradveil.reproducing._kinds import Means, matches, slug
@@ -35,8 +34,8 @@ FILE = "decoding.json"
 _METRICS: dict[str, Metric] = {"psnr": PSNR(), "ssim": SSIM()}
 _DEFAULTS: dict[str, Any] = {
     "dataset": "digits", "split": "test", "images": 10, "model": "lenet", "model_seed": 0, "rounds": 1, "pool": "",
-    "public_images": 200, "attack": "inverting-gradients", "decoder": "", "defenses": [], "seed": 0,
-    "precision": "tf32",
+    "public_images": 200, "attack": "inverting-gradients", "decoders": [], "defenses": [], "seed": 0,
+    "precision": "tf32", "decoys": 1000,
 }  # fmt: skip
 
 
@@ -49,9 +48,11 @@ class DecodingRecord:
         defenses: that encoded the images.
         seed: of all randomness.
         recovered: scores of the images recovered from gradients, each against the private image that weighs most in
-            it, by metric; one per encoding.
-        decoded: scores of the decoded images against the private ones, by metric; empty without a decoder.
-        oracle: whether the decoder was told what no adversary knows.
+            it, by metric; one per encoding. Empty where decoders were given the true encodings. `first` is 1 where
+            the private image correlates with it more than every decoy does, and 0 elsewhere.
+        decoded: scores of the decoded images against the private ones, by decoder and metric.
+        oracles: decoders that were told what no adversary knows.
+        failures: why a decoder gave nothing, by decoder.
         run: date, timings, device, versions.
     """
 
@@ -59,13 +60,17 @@ class DecodingRecord:
     defenses: str
     seed: int
     recovered: dict[str, list[float]]
-    decoded: dict[str, list[float]] = field(default_factory=dict)
-    oracle: bool = False
+    decoded: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    oracles: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
     run: Run
 
 
 def run(part: Part, folder: Path, means: Means) -> None:
-    """Recover and decode what every defense of the part's table `decoding` encodes."""
+    """Recover and decode what every defense of the part's table `decoding` encodes.
+
+    An empty `attack` gives the `decoders` the true encodings; all of them work on the same ones.
+    """
     table = {**_DEFAULTS, **part.table("decoding")}
     unknown = [name for name in table if name not in _DEFAULTS]
     if unknown:
@@ -83,13 +88,16 @@ def run(part: Part, folder: Path, means: Means) -> None:
 
 
 def measure(folder: Path, wanted: Wanted) -> Measurement | None:
-    """Read `psnr.recovered.mean` or `psnr.decoded.max` and the like off the record that is meant."""
-    metric, stage, statistic = wanted.take.split(".")
+    """Read `psnr.recovered.mean`, `psnr.decoded.max` and the like off the record that is meant.
+
+    Where there are several decoders, the field `decoder` says which one is meant.
+    """
     for file in sorted(folder.glob(f"*/{FILE}")):
         made = read(file)
-        if not matches({"defenses": made.defenses}, wanted):
+        found = next((one for one in _stages(made, wanted) if matches(one.fields, wanted)), None)
+        if found is None:
             continue
-        values = (made.recovered if stage == "recovered" else made.decoded)[metric]
+        values, statistic = found.values, wanted.take.rpartition(".")[2]
         summaries = {"mean": float(np.mean(values)), "max": max(values), "std": _deviation(values)}
         return Measurement(
             value=summaries[statistic],
@@ -100,6 +108,24 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
             date=made.run.date,
         )
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Scores of one stage of a record, and what it is called."""
+
+    fields: dict[str, str]
+    values: list[float]
+
+
+def _stages(made: DecodingRecord, wanted: Wanted) -> list[_Stage]:
+    metric, stage, _ = wanted.take.split(".")
+    if stage == "recovered":
+        return [_Stage({"defenses": made.defenses}, made.recovered[metric])] if made.recovered else []
+    return [
+        _Stage({"defenses": made.defenses, "decoder": decoder}, scores[metric])
+        for decoder, scores in made.decoded.items()
+    ]
 
 
 def read(file: Path) -> DecodingRecord:
@@ -124,18 +150,22 @@ def _decode(spec: dict[str, Any], defenses: str, dataset: Dataset, place: Path, 
         store=TensorFolder(place / "unfinished"),
     )
     client, made, encodings = _encoded(spec, defenses, dataset, means)
-    attack = build(attacks, spec["attack"])
+    judge = _Judge(made, _decoys(spec, dataset).to(made.batch.inputs))
     with runtime.numerics():
-        recovered = recover(made, encodings, client, attack, seed=spec["seed"], runtime=runtime)
-        decoded, oracle = _second_stage(spec, made, recovered, runtime)
-    seconds = {"all": time.monotonic() - began}
+        if spec["attack"]:
+            attack = build(attacks, spec["attack"])
+            encodings = recover(made, encodings, client, attack, seed=spec["seed"], runtime=runtime)
+        recovered_in = time.monotonic() - began
+        decoded, failures = _second_stage(spec, encodings, judge, runtime)
+    seconds = {"recover": recovered_in, "all": time.monotonic() - began}
     return DecodingRecord(
         spec=spec,
         defenses=defenses,
         seed=spec["seed"],
-        recovered=_against_heaviest(made, recovered),
+        recovered=judge.recovered(encodings) if spec["attack"] else {},
         decoded=decoded,
-        oracle=oracle,
+        oracles=[text for text in spec["decoders"] if build(decoders, text).oracle],
+        failures=failures,
         run=about_this_run(seconds=seconds, chunk=settings.chunk or 0, device=settings.place()),
     )
 
@@ -147,13 +177,13 @@ def _encoded(
     place, split = means.settings.place(), dataset.test if spec["split"] == "test" else dataset.train
     distinct = spec["images"] <= dataset.num_classes
     batch = data.draw_victims(split, victims=1, batch_size=spec["images"], distinct_labels=distinct).to(place)
-    public = data.load(spec["pool"], means.settings.data_dir) if spec["pool"] else dataset
-    other = public.train.inputs(range(min(spec["public_images"], len(public.train)))).to(place)
+    public = data.load(spec["pool"], means.settings.data_dir).train if spec["pool"] else _other_split(spec, dataset)
+    other = public.inputs(range(min(spec["public_images"], len(public)))).to(place)
     plain = build_model(
         spec["model"], input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec["model_seed"]
     )
     model, protections = normalized(plain, dataset.mean, dataset.std).to(place).eval(), build_defenses(defenses)
-    pool = public.train.inputs().to(place) if spec["pool"] else None
+    pool = public.inputs().to(place) if spec["pool"] else None
     client = Client(model=model, loss=F.cross_entropy, defenses=protections, pool=pool)
     made = encode(batch, client, rounds=spec["rounds"], seed=spec["seed"])
     obscuring = [defense for defense in protections if isinstance(defense, Loda)]
@@ -164,20 +194,49 @@ def _encoded(
 
 
 def _second_stage(
-    spec: dict[str, Any], made: "EncodedSet", encodings: Encodings, runtime: Runtime
-) -> tuple[dict[str, list[float]], bool]:
-    if not spec["decoder"]:
-        return {}, False
-    decoder = build(decoders, spec["decoder"])
-    streams = Streams(seed=spec["seed"], purpose="attack")
-    decoding = decoder(encodings, streams=streams, runtime=runtime.named("decode"))
-    judging = Judging(metrics=tuple(_METRICS.values()))
-    judged = judge_decoding(made, encodings, decoder, decoding, judging=judging, seed=spec["seed"], runtime=runtime)
-    return {name: judged.scores[name].private[0] for name in _METRICS}, decoder.oracle
+    spec: dict[str, Any], encodings: Encodings, judge: "_Judge", runtime: Runtime
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, str]]:
+    """Return scores by decoder, and why a decoder gave none: noise need not fall into as many clusters as images."""
+    decoded, failures = {}, {}
+    for text in spec["decoders"]:
+        decoder, streams = build(decoders, text), Streams(seed=spec["seed"], purpose="attack")
+        try:
+            found = decoder(encodings, streams=streams, runtime=runtime.named(f"decode-{slug(text)}"))
+        except DataError as error:
+            failures[text] = str(error)
+        else:
+            decoded[text] = judge.decoded(found.images)
+    return decoded, failures
 
 
-def _against_heaviest(made: "EncodedSet", recovered: Encodings) -> dict[str, list[float]]:
-    """Compare every recovered encoding with the private image that weighs most in it."""
-    heaviest = made.protected.origin.gather(2, made.protected.weights.argmax(2, keepdim=True)).squeeze(2)
-    truth, guess = made.batch.inputs[0, heaviest[0]][None], recovered.images.clamp(0, 1)
-    return {name: numbers(metric(guess, truth))[0] for name, metric in _METRICS.items()}
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Compares images with the private ones of one client, among (N, C, H, W) decoys."""
+
+    made: EncodedSet
+    decoys: Tensor
+
+    def recovered(self, encodings: Encodings) -> dict[str, list[float]]:
+        """Score every recovered encoding against the private image that weighs most in it."""
+        seen = self.made.protected
+        heaviest = seen.origin.gather(2, seen.weights.argmax(2, keepdim=True)).squeeze(2)
+        return self._scores(encodings.images.clamp(0, 1), self.made.batch.inputs[0, heaviest[0]][None])
+
+    def decoded(self, images: Tensor) -> dict[str, list[float]]:
+        """Score decoded images, in the order of the private ones, against them."""
+        truth = self.made.batch.inputs
+        return self._scores(arrange(images, align(images, truth)).to(truth), truth)
+
+    def _scores(self, guess: Tensor, truth: Tensor) -> dict[str, list[float]]:
+        found = {name: numbers(metric(guess, truth))[0] for name, metric in _METRICS.items()}
+        return {**found, "first": numbers((identify(guess, truth, self.decoys, view=correlation) == 0).float())[0]}
+
+
+def _decoys(spec: dict[str, Any], dataset: Dataset) -> Tensor:
+    """Return images of the same data set that are nobody's."""
+    other = _other_split(spec, dataset).inputs()
+    return draw_decoys(other, count=spec["decoys"], streams=Streams(seed=spec["seed"], purpose="null"))
+
+
+def _other_split(spec: dict[str, Any], dataset: Dataset) -> Split:
+    return dataset.train if spec["split"] == "test" else dataset.test

@@ -80,7 +80,7 @@ def reproduce(
         means: device, data folder, networks trained before.
         parts: run these alone; numbers of others are taken if they ran before.
     """
-    plan, means = read_plan(artefact.folder / "spec.toml", size, out=out), means or Means()
+    plan, means = read_plan(artefact.folder / "spec.toml", size, out=out), _sharing(means or Means(), out)
     known = [part.name for part in plan.parts]
     for name in parts:
         if name not in known:
@@ -93,6 +93,11 @@ def reproduce(
     result = to_result(artefact, plan, out)
     write_atomically(out / RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return compare(artefact, result)
+
+
+def _sharing(means: Means, out: Path) -> Means:
+    """Let all parts keep the networks that they train in one place, so that none is trained twice."""
+    return dataclasses.replace(means, settings=dataclasses.replace(means.settings, networks=out / "networks"))
 
 
 def to_result(artefact: Artefact, plan: Plan, folder: Path) -> dict[str, Any]:
@@ -135,19 +140,25 @@ def keep(artefact: Artefact, size: Size, out: Path) -> Path:
     """
     if size == "smoke":
         raise SpecError("a smoke run is no result of a paper's table; keep a small or a paper run")
-    place = artefact.folder / "records" / size
-    for file in sorted(out.rglob("*.json")):
-        if file.name != RESULT and "unfinished" not in file.parts:
-            target = place / file.relative_to(out)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
-            _without_pictures(target)
-    plan = read_plan(artefact.folder / "spec.toml", size, out=out)
+    place, plan = artefact.folder / "records" / size, read_plan(artefact.folder / "spec.toml", size, out=out)
+    for file in _behind(artefact, plan, out):
+        target = place / file.relative_to(out)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+        _without_pictures(target)
     result = to_result(artefact, plan, place)
     for value in result["values"]:
         value["records"] = [f"records/{size}/{name}" for name in value["records"]]
     write_atomically(artefact.folder / RESULT, json.dumps(result, indent=1, allow_nan=False).encode() + b"\n")
     return artefact.folder / RESULT
+
+
+def _behind(artefact: Artefact, plan: Plan, out: Path) -> list[Path]:
+    """List the records that numbers were read off, and all of parts that only others rest on, such as federations."""
+    read = {out / name for value in to_result(artefact, plan, out)["values"] for name in value["records"]}
+    unread = {part.name for part in plan.parts} - {wanted.part for wanted in plan.wanted}
+    below = [file for name in unread for file in (out / name).rglob("*.json") if "unfinished" not in file.parts]
+    return sorted({*read, *below})
 
 
 def _without_pictures(file: Path) -> None:
