@@ -135,6 +135,9 @@ ROWS = {
         brief={"rounds": 1, "draws": 4},
     ),
     "imprint": Row(Imprint(bins=64), Knowledge.NOTHING, 60.0, batch_size=3, brief={}, draws=False),
+    "imprint, views": Row(
+        Imprint(bins=12, views=3), Knowledge.NOTHING, 60.0, batch_size=4, brief={}, draws=False, seed=4207
+    ),
     "trap-weights": Row(
         TrapWeights(), Knowledge.NOTHING, 60.0, batch_size=3, network="mlp:hidden=64", brief={}, draws=False
     ),
@@ -169,11 +172,11 @@ ROWS = {
     ),
     "idlg": Row(IDLG(steps=8, restarts=2), Knowledge.NOTHING, 40.0, brief=TWO),
     "policy-aware": Row(
-        PolicyAware(steps=120, tv=1e-4, limits=(0.1, 0.1)),
+        PolicyAware(steps=100, tv=1e-4, fill="black", limits=(0.0, 0.25), restarts=6),
         Knowledge.DEFENSES | Knowledge.LABELS,
         20.0,
-        seed=4204,
-        defenses=(TransformPolicy(policy="28", crop_and_flip=False),),
+        seed=4206,
+        defenses=(TransformPolicy(policy="7", crop_and_flip=False),),
     ),
     "policy-aware, variants": Row(
         PolicyAware(search="variants", steps=100, tv=1e-3, screen=20),
@@ -318,6 +321,15 @@ def test_survives_a_victim_whose_update_is_not_finite(row: Row) -> None:
     assert torch.equal(guess.inputs[[0, 2]], brief_guess(row).inputs[[0, 2]])
 
 
+@pytest.mark.parametrize("name", ["policy-aware", "policy-aware, variants"])
+def test_what_policy_aware_sees_through_stops_an_attack_that_does_not_know_it(name: str) -> None:
+    row = ROWS[name]
+    assert isinstance(row.attack, PolicyAware)
+    plain = InvertingGradients(steps=row.attack.steps, tv=row.attack.tv)
+    guess = plain(see(row), streams=Streams(seed=0), runtime=Runtime(chunk=3))
+    assert psnr(guess.inputs, private(1, seed=row.seed).inputs).max() <= row.least_db - 4
+
+
 def test_who_knows_of_pruning_matches_the_surviving_entries() -> None:
     batch = private(1, victims=6)
     scores: dict[Knowledge, float] = {}
@@ -358,6 +370,9 @@ def test_noise_makes_the_guess_worse() -> None:
         lambda: SPEAR(tolerance=0),
         lambda: Imprint(bins=1),
         lambda: Imprint(gain=0),
+        lambda: Imprint(views=0),
+        lambda: Imprint(bins=5, views=3),
+        lambda: Imprint(source="gaussian", views=2),
         lambda: TrapWeights(scale=2),
         lambda: IDLG(restarts=0),
         lambda: InvertingGradients(steps=0),

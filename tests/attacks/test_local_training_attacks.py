@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from tiny_clients import SIZE, VICTIMS, assert_equal, network, normed, private, taken
 from torch import Tensor, nn
 
-from gradveil.attacks import Attack, GradientMatching
+from gradveil import data
+from gradveil.attacks import Attack, GradientMatching, InvertingGradients
 from gradveil.attacks._priors import ImageSpace
 from gradveil.client import observe
 from gradveil.engine import Runtime, matching
 from gradveil.engine._unrolled import local_rows, total_step
 from gradveil.errors import DataError, KnowledgeError
 from gradveil.metrics import PSNR, align, arrange
+from gradveil.models import build
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Batch, Gradients, Knowledge, LocalTraining, Observation
 
@@ -227,20 +229,55 @@ def lost(batch: Batch, seen: Observation, attack: Attack) -> float:
     return float(PSNR()(ordered, batch.inputs).mean())
 
 
-def test_four_known_local_steps_protect_eight_images_hardly_more_than_one() -> None:
-    batch, model, local = eight_images(5, 1), small_network(5), LocalTraining(lr=0.3, steps=4, shares="difference")
+def deviation(one: Observation, moved: Observation, lr: float) -> Tensor:
+    """Return (V,) how far an update over its step size is from 4 times the first gradient of all samples."""
+    first, update = (torch.cat([t.flatten(1) for t in seen.update], 1) for seen in (one, moved))
+    away, length = (t.square().sum(1) for t in (update / lr - 4 * first, 4 * first))
+    return (away / length).sqrt()
+
+
+ALL_EIGHT, TWO_OF_EIGHT = None, 2  # samples of a local step
+every_size = pytest.mark.parametrize("size", [ALL_EIGHT, TWO_OF_EIGHT])
+
+
+@every_size
+def test_four_known_local_steps_protect_eight_images_hardly_more_than_one(size: int | None) -> None:
+    local = LocalTraining(lr=0.3, steps=4, local_batch_size=size, shares="difference")
+    batch, model = eight_images(5, 1), small_network(5)
     one, four = (
         observe(batch, model, F.cross_entropy, knowledge=KNOWN, local=settings) for settings in (LocalTraining(), local)
     )
-    first, moved = (torch.cat([t.flatten(1) for t in seen.update], 1) for seen in (one, four))
-    deviation = (moved / local.lr - 4 * first).norm(dim=1) / (4 * first).norm(dim=1)
-    assert float(deviation.min()) >= 0.2
+    assert float(deviation(one, four, local.lr).min()) >= 0.2
 
     attack = GradientMatching(steps=80, tv=1e-5)
     single, several = lost(batch, one, attack), lost(batch, four, attack)
     assert several >= single - 3
     blind = lost(batch, dataclasses.replace(four, local=None), attack)
     assert several >= blind + 5
+
+
+def eight_digits(seed: int, victims: int) -> Batch:
+    """Digits of distinct classes."""
+    digits, streams = data.load("digits").train, Streams(seed=seed, purpose="test").bind(victims)
+    kinds, picks = streams.permutation("labels", CLASSES)[:, :BATCH], streams.integers("picks", 100, (BATCH,))
+    rows = [int((digits.labels == k).nonzero()[p]) for k, p in zip(kinds.flatten(), picks.flatten(), strict=True)]
+    return Batch(digits.select(rows).inputs().unflatten(0, (victims, BATCH)), kinds)
+
+
+@pytest.mark.slow
+@every_size
+def test_at_convergence_four_known_local_steps_give_digits_away_as_one_does(size: int | None) -> None:
+    batch, local = eight_digits(4303, 4), LocalTraining(lr=0.1, steps=4, local_batch_size=size, shares="difference")
+    model = build("lenet", input_shape=(1, 8, 8), num_classes=CLASSES, seed=4303)
+    one, four = (
+        observe(batch, model, F.cross_entropy, knowledge=KNOWN, local=settings) for settings in (LocalTraining(), local)
+    )
+    assert float(deviation(one, four, local.lr).min()) >= 0.2
+
+    attack = InvertingGradients(steps=600, tv=1e-5)
+    single, several = lost(batch, one, attack), lost(batch, four, attack)
+    assert single >= 35
+    assert several >= single - 3
 
 
 def test_a_right_guess_of_the_settings_is_as_good_as_knowing_them() -> None:

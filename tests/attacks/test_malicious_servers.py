@@ -13,6 +13,7 @@ from gradveil import data
 from gradveil.attacks import ActiveAttack, Analytic, Imprint, TrapWeights, expected_singletons
 from gradveil.attacks._active import put_before
 from gradveil.attacks._bins import direction, quantiles
+from gradveil.attacks._peeling import Views, peel
 from gradveil.client import observe
 from gradveil.defenses import GaussianNoise
 from gradveil.engine import Runtime, normalized
@@ -76,6 +77,49 @@ def test_imprint_finds_about_as_many_as_are_alone_in_their_bin(pictures: Tensor,
     found = int((scores(guess, batch) > 40).sum())
     assert found >= least
     assert found == pytest.approx(expected_singletons(BATCH, bins), abs=7)
+
+
+def test_several_views_of_the_same_bins_give_nearly_all_images_away(pictures: Tensor) -> None:
+    attack, batch = Imprint(bins=128, views=3), victim(pictures)
+    model = poisoned(attack, lenet(pictures.shape[1:]), pictures)
+    guess = attack(observe(batch, model, F.cross_entropy), streams=STREAMS, runtime=Runtime(chunk=1))
+    found = int((scores(guess, batch) > 40).sum())
+    assert found >= 60 > 1.5 * expected_singletons(BATCH, 128)
+    assert int(guess.details["taken out"]) >= found
+
+
+def crowded(images: int) -> tuple[Tensor, Tensor, Tensor, Views]:
+    """Make images (1, n, d), what lies in three bins of each of two views, and the views."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = torch.randn(images, 6, generator=generator, dtype=torch.float64)
+    directions, checks = torch.eye(6, dtype=torch.float64)[:2], torch.randn(8, 6, generator=generator).double()
+    views = Views(directions, torch.tensor([[-9.0, -0.4, 0.4]] * 2, dtype=torch.float64), checks)
+    shares = torch.randn(len(drawn), generator=generator, dtype=torch.float64)
+    seen = torch.cat([drawn, (drawn @ checks.mT).relu()], 1)
+    weight, bias = torch.zeros(1, 6, 14, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.float64)
+    for image, own, share in zip(drawn, seen, shares, strict=True):
+        for view in range(2):
+            row = 3 * view + int((image[view] > views.thresholds[view]).sum()) - 1
+            weight[0, row] += share * own
+            bias[0, row] += share
+    return drawn, weight, bias, views
+
+
+def test_peeling_takes_known_images_out_until_others_are_alone() -> None:
+    drawn, weight, bias, views = crowded(4)
+    alone = [sum(len(set(column.tolist())) == 4 for column in views.places(drawn[None])[0].unbind(1))]
+    assert alone == [0]  # no view alone shows them all
+    found, rest, left = peel(weight, bias, views, 4)
+    torch.testing.assert_close(torch.cdist(drawn, found[0]).amin(1), torch.zeros(4).double(), rtol=0, atol=1e-6)
+    assert float(rest.abs().max()) < 1e-9 > float(left.abs().max())
+
+
+def test_peeling_takes_no_mean_for_an_image() -> None:
+    drawn, weight, bias, views = crowded(12)
+    found, _, _ = peel(weight, bias, views, 12)
+    there = found[0][~found[0].isnan().any(1)]
+    assert len(there) < 12
+    assert float(torch.cdist(there, drawn).amin(1).max() if len(there) else 0) < 1e-6
 
 
 @pytest.mark.parametrize("statistic", ["mean", "fourier", "random"])

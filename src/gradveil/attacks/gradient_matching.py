@@ -82,8 +82,9 @@ class GradientMatching(Attack):
     )
     card: ClassVar[Card] = Card(
         fails="On trained networks, large batches and repeated labels, where many images share one gradient, and where "
-        "the client took several local steps.",
-        costs="Two backward passes per step and restart; L-BFGS makes 20 iterations per step.",
+        "the client took several local steps by settings that the adversary neither knows nor guesses.",
+        costs="Two backward passes per step and restart, times the local steps that are unrolled; L-BFGS makes 20 "
+        "iterations per step.",
         suggested="On trained networks `tv=1e-2`, or what `tune` finds; the published L-BFGS step of 1e-4 hardly "
         "moves: `lr=1`.",
         interacts="Noise, pruning that the adversary does not know of, and clipping (for `l1` and `l2`) weaken it.",

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from gradveil.attacks import _bins
 from gradveil.attacks._active import ActiveAttack, find_block, put_before, server_streams
-from gradveil.attacks._bins import ImprintBlock, Source, Statistic, direction, own_bins, quantiles, thresholds
+from gradveil.attacks._bins import ImprintBlock, Source, Statistic
+from gradveil.attacks._peeling import Views, missing, peel, present_first
 from gradveil.attacks._readout import largest, pixels, reconstruction, rows_as_inputs, take
 from gradveil.engine import Runtime, find_normalization
 from gradveil.errors import KnowledgeError
@@ -28,6 +30,10 @@ class Imprint(ActiveAttack):
     its gradient belongs to the images of one bin. Among the details are the bins that were `hit`, and how many images
     are alone in theirs if all bins are equally likely (`expected alone`, see `expected_singletons`).
 
+    With several `views`, which is no part of the paper, the bins are shared among as many statistics. An image that is
+    alone by one of them is subtracted from its bins of the others, where that leaves others alone, and so on
+    (`taken out` counts them): nearly all of a batch comes out of twice as many bins.
+
     Args:
         bins: rows of the block.
         source: of the thresholds: quantiles of the statistic on `auxiliary` images, or of a `gaussian` or `laplace`
@@ -37,6 +43,7 @@ class Imprint(ActiveAttack):
         center: mean of the distribution, in standardized pixels.
         scale: its standard deviation.
         gain: of the block.
+        views: statistics among which the bins are shared; those after the first have random weights.
         keep: which bins are kept if more are hit than there are samples, which only noise brings about: those of the
             `largest-bias` gradient, or of the `largest-weight` or `smallest-weight` gradient on average, as the two
             published programs do.
@@ -53,7 +60,7 @@ class Imprint(ActiveAttack):
         fails="where images share a bin, where the thresholds do not fit the data, and where the client checks the "
         "architecture",
         costs="no computation; each bin costs 2·C·H·W parameters in the network that is sent",
-        suggested="bins from auxiliary images, several times as many as samples",
+        suggested="bins from auxiliary images, several times as many as samples; `views=3` where they are few",
         interacts="noise and several local steps weaken it; a small gain makes its gradients large against fixed "
         "noise, and clipping takes that back",
     )
@@ -66,11 +73,14 @@ class Imprint(ActiveAttack):
     center: float = 0.0
     scale: float = 1.0
     gain: float = 1e-3
+    views: int = 1
     keep: Literal["largest-bias", "largest-weight", "smallest-weight"] = "largest-bias"
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise ValueError(f"bins must be at least 2, got {self.bins}")
+        if self.views < 1 or self.bins < 2 * self.views:
+            raise ValueError(f"bins must be at least 2 for each of 1 or more views, got {self.bins} and {self.views}")
+        if self.views > 1 and self.source != "auxiliary":
+            raise ValueError(f"source must be auxiliary for several views, got {self.source}")
         if self.scale <= 0 or self.gain <= 0:
             raise ValueError(f"scale and gain must be above 0, got {self.scale} and {self.gain}")
 
@@ -83,37 +93,45 @@ class Imprint(ActiveAttack):
         auxiliary: Auxiliary | None,
         streams: Streams,
     ) -> nn.Module:
-        like = next(model.parameters())
-        weights = direction(self.statistic, prod(input_shape[1:]), mode=self.mode, streams=server_streams(streams))
+        like, streams, size = next(model.parameters()), server_streams(streams), prod(input_shape[1:])
+        weights = _bins.directions(self.statistic, size, mode=self.mode, views=self.views, streams=streams)
+        edges = torch.stack([self._edges(own, model, auxiliary) for own in weights])
+        checks = _bins.rectified_checks(size, streams=streams).to(like) if self.views > 1 else None
+        block = ImprintBlock(weights.to(like), edges.to(like), gain=self.gain, checks=checks)
+        return put_before(model, "imprint", block)
+
+    def _edges(self, weights: Tensor, model: nn.Module, auxiliary: Auxiliary | None) -> Tensor:
+        """Return the thresholds of one statistic."""
+        count = self.bins // self.views
         if self.source != "auxiliary":
-            edges = thresholds(quantiles(self.source, self.bins, center=self.center, scale=self.scale))
-        elif auxiliary is None or auxiliary.inputs is None:
+            return _bins.thresholds(_bins.quantiles(self.source, count, center=self.center, scale=self.scale))
+        if auxiliary is None or auxiliary.inputs is None:
             raise KnowledgeError("imprint takes its bins from auxiliary images; give some, or set source=gaussian")
-        else:
-            images = find_normalization(model).standardize(auxiliary.inputs.cpu().float())
-            values = images.flatten(1) @ weights
-            levels = torch.arange(1, self.bins) / self.bins
-            edges = thresholds(torch.quantile(values, levels), values)
-        return put_before(model, "imprint", ImprintBlock(weights.to(like), edges.to(like), gain=self.gain))
+        images = find_normalization(model).standardize(auxiliary.inputs.cpu().float())
+        values = images.flatten(1) @ weights
+        return _bins.thresholds(torch.quantile(values, torch.arange(1, count) / count), values)
 
     @override
     def run(self, observation: Observation, *, streams: Streams, runtime: Runtime) -> Reconstruction:
-        path, _ = find_block(observation, ImprintBlock, "imprint")
-        names = observation.names
+        path, block = find_block(observation, ImprintBlock, "imprint")
+        names, batch = observation.names, observation.input_shape[0]
         weight, bias = (observation.update[names.index(f"{path}.bins.{kind}")] for kind in ("weight", "bias"))
-        weight, bias = own_bins(weight.double(), bias.double())
-        candidates = rows_as_inputs(weight, bias)
-        batch, scores = observation.input_shape[0], self._scores(weight, bias)
-        chosen = largest(scores, batch, tolerance=0)
-        images = pixels(observation, take(candidates, chosen))
+        weight, bias = _bins.own_bins(weight.double(), bias.double(), views=block.views)
+        most, count = bias.abs().amax(1, keepdim=True), self.bins // self.views
+        hit = (self._scores(weight, bias, most) > 0)[:, :count].sum(1)
+        peeled, weight, bias = peel(weight, bias, Views.of(block), batch)
+        scores = self._scores(weight[:, :count], bias[:, :count], most)
+        others = take(rows_as_inputs(weight, bias), largest(scores, batch, tolerance=0))
+        images = present_first(torch.cat([peeled, others], 1))[:, :batch]
         # The share of samples without an image of their own.
-        guess = reconstruction(observation, images, objective=(chosen < 0).double().mean(1))
-        expected = torch.full_like(guess.objective, expected_singletons(batch, self.bins))
-        return replace(guess, details={"hit": (scores > 0).sum(1), "expected alone": expected})
+        guess = reconstruction(observation, pixels(observation, images), objective=missing(images).double().mean(1))
+        expected = torch.full_like(guess.objective, expected_singletons(batch, count))
+        found = (~missing(peeled)).sum(1)
+        return replace(guess, details={"hit": hit, "expected alone": expected, "taken out": found})
 
-    def _scores(self, weight: Tensor, bias: Tensor) -> Tensor:
+    def _scores(self, weight: Tensor, bias: Tensor, most: Tensor) -> Tensor:
         """Return (V, K), above 0 for bins that were hit, larger for those to keep."""
-        size = bias.abs() / bias.abs().amax(1, keepdim=True)
+        size = bias.abs() / most
         mean = weight.mean(2).abs().clamp_min(1e-300)
         rules = {"largest-bias": size, "largest-weight": mean, "smallest-weight": 1 / mean}
         return torch.where(size > _HIT, rules[self.keep], 0)
