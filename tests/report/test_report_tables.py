@@ -232,3 +232,9 @@ def test_facts_are_strict_json() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found[0]["leaks"], found[0]["psnr_worst"], found[0]["psnr_protected_mean"]) == (True, 24.0, None)
     assert (found[1]["leaks"], found[1]["error"]) == (None, "out of memory")
+
+
+def test_a_tuned_attack_is_named_by_the_settings_that_were_chosen() -> None:
+    plain = make_record(attack="dlg")
+    tuned = replace(plain, outcome=replace(plain.outcome, search={"chosen": "dlg:lr=0.5", "trials": []}))
+    assert [row.attack for row in summarize([plain, tuned])] == ["dlg", "dlg:lr=0.5 (tuned)"]

@@ -190,7 +190,7 @@ def _row(number: int, record: Record) -> Row:
         number=number,
         title=record.title,
         defenses=tuple(record.defenses),
-        attack=record.attack,
+        attack=_attack(record),
         adaptive=record.threat.adaptive,
         model=network.spec,
         state=network.state,
@@ -207,6 +207,12 @@ def _row(number: int, record: Record) -> Row:
         verdict=verdict(record) if done else None,
         error="" if done else _one_line(record.error) or "unknown error",
     )
+
+
+def _attack(record: Record) -> str:
+    """Name the attack that ran: where its settings were tuned, the chosen ones."""
+    chosen = record.outcome.search.get("chosen")
+    return f"{chosen} (tuned)" if chosen else record.attack
 
 
 def _one_line(text: str) -> str:
