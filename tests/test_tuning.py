@@ -217,6 +217,12 @@ def test_every_attack_of_the_family_has_a_space(one: Attack) -> None:
     assert few != settings_of(one, default_space(one), limit=5, streams=Streams(seed=9))
 
 
+def test_polishing_takes_a_quarter_of_the_steps_that_the_attack_has() -> None:
+    one = InvertingGradients(steps=200)
+    settings = settings_of(one, default_space(one), limit=1000, streams=STREAMS)
+    assert {setting.polish for setting in settings} == {0, 50}
+
+
 def test_an_attack_with_nothing_to_tune_stays_as_it_is() -> None:
     assert settings_of(SPEAR(), default_space(SPEAR()), limit=5, streams=STREAMS) == [SPEAR()]
 

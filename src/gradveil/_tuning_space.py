@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
-from gradveil.attacks import Attack, attacks
+from gradveil.attacks import Attack, GradientMatching, attacks
 from gradveil.errors import GradVeilError, SpecError, unknown_name
 from gradveil.streams import Streams
 
@@ -14,6 +14,7 @@ A = TypeVar("A", bound=Attack)
 Space: TypeAlias = Sequence[Mapping[str, Sequence[object]]]
 """Grids of settings: each maps fields of the attack to their values, and stands for every combination of them."""
 
+_SHARES = (0.25,)  # of the attack's steps; `default_space` puts their number in the place of the share
 _JOINED = ("pixel-mean", "registered-mean")
 _SMOOTHNESS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 _MATCHING: Space = (
@@ -23,7 +24,7 @@ _MATCHING: Space = (
     {"tv": (1e-2,), "lr": (0.03,)},
     {"tv": (1e-2,), "weights": ("linear",)},
     {"objective": ("row-cosine",), "tv": (3e-2, 1e-1), "restarts": (4,), "choice": ("objective", *_JOINED)},
-    {"objective": ("row-cosine",), "tv": (3e-2, 1e-1), "restarts": (4,), "choice": _JOINED, "polish": (600,)},
+    {"objective": ("row-cosine",), "tv": (3e-2, 1e-1), "restarts": (4,), "choice": _JOINED, "polish": _SHARES},
 )
 _LBFGS: Space = (
     {"lr": (1.0, 0.5, 0.1), "start": ("normal", "uniform", "pattern", "zeros")},
@@ -55,7 +56,20 @@ def default_space(attack: Attack) -> Space:
         >>> sorted(default_space(DLG())[0])
         ['lr', 'start']
     """
-    return _SPACES.get(attacks.name_of(attack), ())
+    space, steps = _SPACES.get(attacks.name_of(attack), ()), steps_of(attack)
+    polish = tuple(max(1, int(share * steps)) for share in _SHARES)
+    return tuple({**grid, "polish": polish} if "polish" in grid else grid for grid in space)
+
+
+def steps_of(attack: Attack) -> int:
+    """Return how many steps an attack takes; 0 for one that takes none.
+
+    Example:
+        >>> from gradveil.attacks import GradientMatching
+        >>> steps_of(GradientMatching())
+        4800
+    """
+    return attack.plan().steps if isinstance(attack, GradientMatching) else int(getattr(attack, "steps", 0))
 
 
 def settings_of(attack: A, space: Space, *, limit: int, streams: Streams) -> list[A]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from gradveil._encoded import in_known_range
-from gradveil._tuning_space import Space, default_space, settings_of
+from gradveil._tuning_space import Space, default_space, settings_of, steps_of
 from gradveil._tuning_victims import nearness, ranks, scores, simulate
-from gradveil.attacks import Attack, GradientMatching, attack_each, attacks
+from gradveil.attacks import Attack, attack_each, attacks
 from gradveil.client import Step
 from gradveil.engine import Runtime
 from gradveil.errors import KnowledgeError, SpecError
@@ -199,7 +199,7 @@ def _try_all(
 
 def _shortened(setting: A, factor: int) -> A:
     """Divide the steps of a setting, where it has any."""
-    steps = setting.plan().steps if isinstance(setting, GradientMatching) else getattr(setting, "steps", 0)
+    steps = steps_of(setting)
     return setting if factor == 1 or not steps else _with_steps(setting, max(1, steps // factor))
 
 
