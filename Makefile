@@ -15,6 +15,10 @@ $(VENV)/.dev: $(VENV)/.run
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
+$(VENV)/.all: $(VENV)/.dev
+	$(INSTALL) --editable '.[dev,flower,dp]'
+	touch $@
+
 $(VENV)/.docs: $(VENV)/.run
 	$(INSTALL) --editable '.[docs]'
 	touch $@
@@ -35,7 +39,7 @@ format: $(VENV)/.dev
 test: check  ## what every change must pass
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
-test-all: check  ## the longer checks too
+test-all: check $(VENV)/.all  ## the longer checks too, with Ray and Opacus
 	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.run  ## ours beside one victim at a time

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,18 @@ from gradveil import data
 from gradveil.federated import federate
 from gradveil.federated.partition import partition
 from gradveil.flower import Plan, client_app, run_in_process, server_app
-from gradveil.flower.launching import Certificates, Engine, descendants, free_port, run_deployed, run_simulated
+from gradveil.flower.launching import (
+    Certificates,
+    Engine,
+    LaunchError,
+    descendants,
+    free_port,
+    run_deployed,
+    run_simulated,
+)
 
 CLIENTS = 4
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed; install gradveil[flower]")
 PROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -94,7 +104,7 @@ def test_one_process_gives_the_weights_of_the_local_simulation(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("defenses", DEFENSES)
-@pytest.mark.parametrize("engine", [run_simulated, run_deployed])
+@pytest.mark.parametrize("engine", [pytest.param(run_simulated, marks=NEEDS_RAY), run_deployed])
 def test_every_engine_of_flower_gives_the_weights_of_the_local_simulation(
     engine: Callable[..., str], defenses: str, tmp_path: Path
 ) -> None:
@@ -132,6 +142,21 @@ def test_a_server_that_is_killed_goes_on_and_loses_no_finished_round(tmp_path: P
     assert finished(turnout) == ["1", "2", "3"]
     assert_close(load_file(out / "model.safetensors"), simulated_here("gaussian-noise:std=0.01"))
     assert descendants(os.getpid()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_that_fails_is_not_reported_as_success(tmp_path: Path) -> None:
+    config = {"defenses": "gaussian-nose", "out": str(tmp_path / "out")}
+    with pytest.raises(LaunchError, match=r"ended as finished:failed.*gaussian-nose"):
+        run_deployed(write_app(tmp_path / "app"), clients=2, config=config, timeout=250.0)
+    assert descendants(os.getpid()) == []
+
+
+def test_a_simulation_without_ray_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=r"runs on Ray, which is not installed; install gradveil\[flower\]"):
+        run_simulated(tmp_path, clients=2)
 
 
 def make_certificates(folder: Path) -> Certificates:

@@ -2,6 +2,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from gradveil.federated.example import write_example
 from gradveil.flower import run_in_process
 from gradveil.flower.launching import descendants, run_deployed, run_simulated
 
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed; install gradveil[flower]")
 CONFIG = {"rounds": 3, "clients": 4, "out": "results"}
 
 
@@ -70,7 +72,7 @@ def assert_protected_sum(example: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", [run_simulated, run_deployed])
+@pytest.mark.parametrize("engine", [pytest.param(run_simulated, marks=NEEDS_RAY), run_deployed])
 def test_the_example_runs_on_the_engines_of_flower(engine: Callable[..., str], example: Path) -> None:
     engine(example / "app", clients=4, config={"out": str(example / "results")}, timeout=800.0)
     assert_all_took_part_and_recorded(example)
@@ -79,7 +81,7 @@ def test_the_example_runs_on_the_engines_of_flower(engine: Callable[..., str], e
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", [run_simulated, run_deployed])
+@pytest.mark.parametrize("engine", [pytest.param(run_simulated, marks=NEEDS_RAY), run_deployed])
 def test_the_example_under_secure_aggregation_runs_on_the_engines_of_flower(
     engine: Callable[..., str], example: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Run an app on Flower's own engines on this machine, and end every process that was started for it."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -22,7 +23,8 @@ _QUIET = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 _GRACE = 15.0
-_RUN_LOG = "run.log"
+_RUN_LOG, _LIST_LOG = "run.log", "list.log"
+_COMPLETED = "finished:completed"
 
 
 class LaunchError(GradVeilError):
@@ -68,6 +70,8 @@ def run_simulated(
         config: over the run config of the app; its keys must be there.
         timeout: seconds for the whole run.
     """
+    if importlib.util.find_spec("ray") is None:
+        raise LaunchError("a simulation runs on Ray, which is not installed; install gradveil[flower]")
     with Engine.start() as engine:
         engine.open_link("--simulation")
         federation = f"num-supernodes={clients} client-resources-num-cpus=1"
@@ -151,7 +155,20 @@ class Engine:
             raise LaunchError(f"the run did not end in {timeout:g} seconds; its log ends: {_tail(log)}") from error
         if code:
             raise LaunchError(f"flwr run ended with {code}; its log ends: {_tail(log)}")
+        status = self._status()  # of a run that fails `flwr run` says nothing
+        if status != _COMPLETED:
+            raise LaunchError(f"the run ended as {status}, not {_COMPLETED}; its log ends: {_tail(log)}")
         return log.read_text(encoding="utf-8", errors="replace")
+
+    def _status(self) -> str:
+        """Ask how the run ended; its log may be whole a moment before the SuperLink has noted the end."""
+        limit, status = time.monotonic() + _GRACE, "unknown"
+        while not status.startswith("finished") and time.monotonic() < limit:
+            process = self._spawn("flwr", ["list", "here", "--format", "json"], _LIST_LOG)
+            if process.wait(_GRACE) == 0:
+                (run,) = json.loads((self.home / _LIST_LOG).read_text(encoding="utf-8"))["runs"]
+                status = str(run["status"])
+        return status
 
     def begin(self, app: Path, config: Mapping[str, str | int | float | bool], *flags: str) -> subprocess.Popen[bytes]:
         """Start a run of the app, and return the process that follows it."""
