@@ -50,7 +50,9 @@ def dataset(classes: int = 3) -> Dataset:
     return Dataset(name="noise", train=split(80), test=split(40), classes=names, mean=(0.5,), std=(0.3,))
 
 
-def search(folder: Path | None = None, watch: Watch | None = None, **changes: object) -> SearchRecord:
+def search(
+    folder: Path | None = None, watch: Watch | None = None, earlier: SearchRecord | None = None, **changes: object
+) -> SearchRecord:
     return search_policies(
         dataset(),
         MODEL,
@@ -59,6 +61,7 @@ def search(folder: Path | None = None, watch: Watch | None = None, **changes: ob
         training=TRAINING,
         runtime=Runtime(precision="float32", chunk=64),
         watch=watch,
+        earlier=earlier,
     )
 
 

@@ -121,3 +121,16 @@ def test_searches_against_an_adversary_who_knows_the_policy(tmp_path: Path) -> N
     assert "S_aware" in shown
     assert all(entry.aware is not None for entry in read(tmp_path / "run").scored)
     assert [file.name for file in shared.glob("semi-trained-*.safetensors")]
+
+
+def test_goes_on_from_an_earlier_search_against_an_informed_adversary(tmp_path: Path) -> None:
+    plain, aware = str(tmp_path / "plain"), str(tmp_path / "aware")
+    call(*SMALL, "--policies", "2", "--out", plain, "--quiet")
+    shown = call(*SMALL, "--top", "1", "--adversary", "aware", "--policies", "2", "--from", plain, "--out", aware)
+    record = read(tmp_path / "aware")
+    looked_at = sum(entry.aware is not None for entry in record.scored)
+    assert record.taken_over == 4
+    assert f"4 policies (4 taken over, {looked_at} looked at by an informed adversary) in" in shown
+    assert not (tmp_path / "aware" / "models").exists()  # those of the earlier search
+    with pytest.raises(SpecError, match="it has seed 0 where this one has 5; repeat"):
+        call(*SMALL, "--seed", "5", "--from", plain, "--out", str(tmp_path / "other"))

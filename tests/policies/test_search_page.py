@@ -56,13 +56,28 @@ def test_ranks_leave_open_what_errors_leave_open() -> None:
 
 
 def test_an_informed_adversary_counts_in_ranks_and_columns() -> None:
-    undone = [scored("3-1-7", 0.2, -80, aware=0.6, aware_error=0.02, undone=0.9, margin=-1.5), scored("9", 0.4, -70)]
+    undone = [
+        scored("3-1-7", 0.2, -80, aware=0.6, aware_error=0.02, undone=0.9, margin=-1.5),
+        scored("9", 0.4, -70, aware=0.1),
+    ]
     page = search_page(record(scored=undone), name="run")
     assert page.aware
     assert [row.name for row in page.best] == ["9", "3-1-7"]
     shown = render_search(record(scored=undone))
     assert "S_aware" in shown
     assert "S_aware" not in re.sub(r"<style>.*?</style>", "", render_search(record()), flags=re.DOTALL)
+
+
+def test_what_an_informed_adversary_did_not_look_at_is_not_drawn_beside_what_it_did() -> None:
+    entries = [scored("3-1-7", 0.2, -80, aware=0.6), scored("9", 0.4, -70, aware=0.1), scored("0", 0.3, -60)]
+    page = search_page(record(scored=entries), name="run")
+    assert [row.name for row in page.best] == ["9", "3-1-7"]
+    assert [row.name for row in page.front] == ["9"]
+    assert {point.text.split(":")[0] for point in page.scatter.points} == {"3-1-7", "9"}
+    assert page.unseen == 1
+    shown = render_search(record(scored=entries, best=entries[:2]))
+    assert "1 policies are not drawn" in shown
+    assert "not drawn" not in render_search(record())
 
 
 def test_policies_far_below_the_threshold_do_not_flatten_the_picture() -> None:

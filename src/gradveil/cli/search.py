@@ -54,6 +54,7 @@ def run(
     include: Annotated[list[str] | None, typer.Option(help="score these too, such as 3-1-7; repeat")] = None,
     singles: Annotated[bool, typer.Option("--singles", help="score all single operations too")] = False,
     transfer: Annotated[Path | None, typer.Option(help="draw nothing; score the best of this other search")] = None,
+    earlier: Annotated[Path | None, typer.Option("--from", help="take over the scores of this earlier search")] = None,
     settings: Annotated[str, typer.Option(help="further ones: images=100,rounds=10,batch=16,...")] = "",
     training: Annotated[str, typer.Option(help="of the semi-trained network: epochs=50,lr=0.1,...")] = "",
     seed: Annotated[int, typer.Option()] = 0,
@@ -80,8 +81,7 @@ def run(
         runtime = Runtime(precision=convert(precision, Precision, "precision"), chunk=chunk)
     except ValueError as error:
         raise SpecError(str(error)) from error
-    place = chosen_device(device)
-    loaded = data.load(dataset, data_dir)
+    place, loaded = chosen_device(device), data.load(dataset, data_dir)
     folder = out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-search-{loaded.name}"
     with _display(quiet=quiet or as_json) as (progress, watch):
         record = search_policies(
@@ -89,12 +89,13 @@ def run(
             model,
             settings=wanted,
             folder=folder,
-            networks=networks,
+            networks=networks or _networks_of(earlier),
             device=place,
             training=recipe,
             runtime=runtime,
             progress=progress,
             watch=watch,
+            earlier=read(earlier) if earlier else None,
         )
     _show(record, folder, as_json=as_json)
 
@@ -176,6 +177,12 @@ def _transferred(run: Path, include: list[str]) -> dict[str, Any]:
     return {"policies": 0, "length": length, "include": tuple(filter(None, policies))}
 
 
+def _networks_of(run: Path | None) -> Path | None:
+    """Find the networks that an earlier search keeps in its own folder."""
+    own = (run if run.is_dir() else run.parent) / "models" if run else None
+    return own if own and own.is_dir() else None
+
+
 def _show(record: SearchRecord, folder: Path, *, as_json: bool) -> None:
     if as_json:
         output.print_json(json.dumps(dataclasses.asdict(record)))
@@ -187,7 +194,9 @@ def _show(record: SearchRecord, folder: Path, *, as_json: bool) -> None:
 
 def to_table(record: SearchRecord) -> Table:
     """Show the best policies so far."""
-    count = f"{len(record.scored)} policies scored, {100 * record.passed:.0f} % pass {record.threshold:g}"
+    count = (
+        f"{len(record.scored)} policies scored{_details(record)}, {100 * record.passed:.0f} % pass {record.threshold:g}"
+    )
     aware = any(entry.aware is not None for entry in record.best)
     columns = ("policy", "operations", "S_pri", *(("S_aware", "undone") if aware else ()), "S_acc")
     table = Table(*columns, title=count, title_justify="left")
@@ -202,7 +211,15 @@ def to_table(record: SearchRecord) -> Table:
 
 def _timings(record: SearchRecord) -> str:
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in record.seconds.items())
-    return f"{len(record.scored)} policies in {sum(record.seconds.values()):.1f} s: {stages}"
+    return f"{len(record.scored)} policies{_details(record)} in {sum(record.seconds.values()):.1f} s: {stages}"
+
+
+def _details(record: SearchRecord) -> str:
+    """Say how many policies were taken over, and how many an informed adversary looked at, where there are any."""
+    looked_at = sum(entry.aware is not None for entry in record.scored)
+    counts = {"taken over": record.taken_over, "looked at by an informed adversary": looked_at}
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f" ({told})" if told else ""
 
 
 def _with_error(value: float | None, error: float | None, digits: int) -> str:

@@ -18,11 +18,14 @@ _FUNCTIONS: Final = tuple(
 
 def given_policies(settings: SearchSettings) -> tuple[Policy, ...]:
     """List what is scored besides the budget, each function once: no policy at all, those included, single ones."""
-    wanted = [NO_POLICY]
-    wanted += [parse_policy(text, longest=settings.length).policies[0] for text in settings.include]
-    if settings.singles:
-        wanted += [Policy((code,)) for code in range(len(OPERATIONS))]
-    return tuple(dict.fromkeys(policy.canonical() for policy in wanted))
+    singles = [Policy((code,)).canonical() for code in range(len(OPERATIONS))] if settings.singles else []
+    return tuple(dict.fromkeys([*named_policies(settings), *singles]))
+
+
+def named_policies(settings: SearchSettings) -> tuple[Policy, ...]:
+    """List no policy at all and those included, each function once."""
+    wanted = [parse_policy(text, longest=settings.length).policies[0] for text in settings.include]
+    return tuple(dict.fromkeys(policy.canonical() for policy in (NO_POLICY, *wanted)))
 
 
 @cache

@@ -170,11 +170,13 @@ class Scorers:
         with self.clock.stage("privacy"):
             areas = summarize(self.privacy(hybrids))
         done = [replace(e, privacy=mean, privacy_error=error) for e, (mean, error) in zip(entries, areas, strict=True)]
-        if self.settings.adversary == "plain":
-            return done
+        return done if self.settings.adversary == "plain" else self.informed(done)
+
+    def informed(self, entries: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:
+        """Fill in what an informed adversary sees, in one stack."""
         with self.clock.stage("informed adversary"):
-            informed, undone, margin = self._informed(hybrids)
-            rows = zip(done, summarize(informed * undone), summarize(undone), summarize(margin), strict=True)
+            areas, undone, margin = self._informed(_parsed(entries))
+            rows = zip(entries, summarize(areas * undone), summarize(undone), summarize(margin), strict=True)
         return [
             replace(entry, aware=aware, aware_error=error, undone=share, margin=decibels)
             for entry, (aware, error), (share, _), (decibels, _) in rows

@@ -52,7 +52,10 @@ class ScoredPolicy:
 
     @property
     def exposure(self) -> float:
-        """What the worse of the adversaries asked for sees; infinite where nothing is known."""
+        """What the worse of the adversaries that looked at it sees; infinite where nothing is known.
+
+        In a search against an informed adversary it is only a lower bound where that one did not look (`comparable`).
+        """
         return max((seen for seen in (self.privacy, self.aware) if seen is not None), default=math.inf)
 
 
@@ -70,6 +73,7 @@ class SearchRecord:
         passed: share of the drawn policies that pass; policies that were given do not count.
         seconds: by stage, over all resumed runs.
         run: date, timings, device, versions; None while running.
+        taken_over: how many of the policies have their scores from an earlier search.
         format: of this file.
     """
 
@@ -82,6 +86,7 @@ class SearchRecord:
     passed: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     run: Run | None = None
+    taken_over: int = 0
     format: int = FORMAT
 
 
@@ -109,14 +114,42 @@ def read(folder: Path) -> SearchRecord:
 def ranked(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredPolicy]:
     """Sort the policies that pass the threshold, most private first; against both adversaries if both were asked for.
 
+    Where an informed adversary looked at some of the policies, the others have no place: see `comparable`.
+
     Example:
         >>> some = [ScoredPolicy(policy="3", accuracy=-70, privacy=0.4), ScoredPolicy(policy="1", accuracy=-90)]
         >>> [entry.policy for entry in ranked(some, threshold=-85)]
         ['3']
     """
+    order = passing(comparable(list(scored)), threshold=threshold)
+    return sorted(order, key=lambda entry: (entry.exposure, entry.policy))
+
+
+def passing(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredPolicy]:
+    """Keep the policies that were scored to the end and pass the threshold.
+
+    Example:
+        >>> some = [ScoredPolicy(policy="3", accuracy=-70, privacy=0.4), ScoredPolicy(policy="1", accuracy=-60)]
+        >>> [entry.policy for entry in passing(some, threshold=-85)]
+        ['3']
+    """
     known = [entry for entry in scored if entry.privacy is not None and not entry.dropped]
-    passing = [entry for entry in known if entry.accuracy >= threshold]
-    return sorted(passing, key=lambda entry: (entry.exposure, entry.policy))
+    return [entry for entry in known if entry.accuracy >= threshold]
+
+
+def comparable(scored: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:
+    """Keep the policies whose exposures mean the same.
+
+    Where an informed adversary looked at none, these are all policies. Else they are those that it looked at: of the
+    others only S_pri is known, which their exposure may exceed, so none of them may stand before one that is known.
+
+    Example:
+        >>> some = [ScoredPolicy(policy="3", accuracy=-70, aware=0.6), ScoredPolicy(policy="1", accuracy=-70)]
+        >>> [entry.policy for entry in comparable(some)], [entry.policy for entry in comparable(some[1:])]
+        (['3'], ['1'])
+    """
+    informed = [entry for entry in scored if entry.aware is not None]
+    return informed or list(scored)
 
 
 def build_hybrid(policies: Sequence[str], *, size: int = 2) -> Hybrid:

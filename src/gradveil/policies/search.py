@@ -13,10 +13,11 @@ from gradveil.engine.runtime import silent
 from gradveil.errors import DataError, SpecError
 from gradveil.models.training import Training
 from gradveil.policies import result
+from gradveil.policies._continuing import filled_in, next_to_inform, take_over
 from gradveil.policies._networks import SEMI_TRAINING, make_networks
 from gradveil.policies._proposals import evolved_policies, given_policies, random_policies
 from gradveil.policies._scorers import Clock, Scorers
-from gradveil.policies.result import Origin, ScoredPolicy, SearchRecord, build_hybrid, ranked
+from gradveil.policies.result import Origin, ScoredPolicy, SearchRecord, build_hybrid, passing, ranked
 from gradveil.policies.settings import SearchSettings
 from gradveil.record import about_this_run
 from gradveil.transforms import NO_POLICY, Policy
@@ -37,6 +38,7 @@ def search_policies(
     runtime: Runtime | None = None,
     progress: Progress = silent,
     watch: Watch | None = None,
+    earlier: SearchRecord | None = None,
 ) -> SearchRecord:
     """Search for policies on a data set; an interrupted search in the same folder goes on where it was.
 
@@ -51,6 +53,9 @@ def search_policies(
         runtime: precision and chunk.
         progress: of training and of the search.
         watch: called after every stack of policies.
+        earlier: a search whose scores are taken over if the folder holds none; only what differs by choice, such as
+            budget, threshold or adversary, may be another. Its networks should be in `networks`: a GPU does not train
+            the same ones again.
     """
     if len(dataset.test.labels.unique()) < 2:
         raise DataError(f"a search needs images of at least two classes, but {dataset.name} has one; add classes")
@@ -62,7 +67,7 @@ def search_policies(
         "training": asdict(training),
         "search": asdict(settings),
     }
-    record = _resumed(folder, json.loads(json.dumps(spec)), settings)
+    record = _begun(folder, json.loads(json.dumps(spec)), settings, earlier)
     if record.status == "done":
         return record
     clock, kept = Clock(dict(record.seconds)), networks or (folder / "models" if folder else None)
@@ -89,21 +94,18 @@ def run_search(
     progress: Progress = silent,
     watch: Watch | None = None,
 ) -> SearchRecord:
-    """Score policies until the budget is spent; what the record holds already is not scored again."""
-    given = given_policies(settings)
-    while True:
-        drawn = [entry for entry in record.scored if entry.origin != "given"]
-        budget = _budget(settings, drawn)
-        progress("search", len(record.scored), budget + len(given))
-        policies, origin = _next(settings, given, record.scored, drawn, budget)
-        if not policies:
-            return record
-        scored = [*record.scored, *scorers.score(policies, origin, record.scored)]
+    """Score policies until the budget is spent; what the record holds already is not scored again.
+
+    Before anything is drawn, an informed adversary looks at what an earlier search scored without one: the policies of
+    a first look have to beat the best, and the children of evolution descend from them.
+    """
+    while scored := _step(scorers, settings, record.scored, progress):
         record = summarized(replace(record, scored=scored, seconds=dict(scorers.clock.seconds)), top=settings.top)
         if folder:
             result.write(record, folder)
         if watch:
             watch(record)
+    return record
 
 
 def summarized(record: SearchRecord, *, top: int) -> SearchRecord:
@@ -114,6 +116,21 @@ def summarized(record: SearchRecord, *, top: int) -> SearchRecord:
     useful = [entry.policy for entry in best if entry.policy != str(NO_POLICY)]
     hybrid = str(build_hybrid(useful)) if useful else ""
     return replace(record, best=best[:top], hybrid=hybrid, passed=passed)
+
+
+def _step(
+    scorers: Scorers, settings: SearchSettings, scored: Sequence[ScoredPolicy], progress: Progress
+) -> list[ScoredPolicy]:
+    """Return what is scored after one more stack; nothing where no stack is left."""
+    stack = next_to_inform(scored, settings)
+    if stack:
+        progress("informed adversary", sum(entry.aware is not None for entry in scored), len(scored))
+        return filled_in(scored, scorers.informed(stack))
+    given, drawn = given_policies(settings), [entry for entry in scored if entry.origin != "given"]
+    budget = _budget(settings, drawn)
+    progress("search", len(scored), max(budget + len(given), len(scored)))
+    policies, origin = _next(settings, given, scored, drawn, budget)
+    return [*scored, *scorers.score(policies, origin, scored)] if policies else []
 
 
 def _next(
@@ -128,29 +145,31 @@ def _next(
     left = [policy for policy in given if str(policy) not in done]
     if left:
         return left[: settings.batch], "given"
-    count = min(settings.batch, budget - len(drawn))
-    if settings.method == "evolution" and len(drawn) >= settings.population and count > 0:
-        return evolved_policies(settings, scored, count), "evolved"
+    if settings.method == "evolution" and len(drawn) >= settings.population:
+        return evolved_policies(settings, scored, min(settings.batch, budget - len(drawn))), "evolved"
     wanted = budget if settings.method == "random" else min(budget, settings.population)
     fresh = [p for p in random_policies(settings, wanted, exclude=given) if str(p) not in done]
-    return fresh[: min(count, len(fresh))], "random"
+    return fresh[: settings.batch], "random"
 
 
 def _budget(settings: SearchSettings, drawn: Sequence[ScoredPolicy]) -> int:
     """Return how many policies may be drawn in all, with the extensions that are due by now."""
     budget = settings.policies
     for _ in range(settings.extensions):
-        passing = ranked(drawn[:budget], threshold=settings.kept_from)
-        if len(drawn) >= budget and len(passing) < settings.top:
+        enough = len(passing(drawn[:budget], threshold=settings.kept_from)) >= settings.top
+        if len(drawn) >= budget and not enough:
             budget += settings.policies
     return budget
 
 
-def _resumed(folder: Path | None, spec: dict[str, object], settings: SearchSettings) -> SearchRecord:
+def _begun(
+    folder: Path | None, spec: dict[str, object], settings: SearchSettings, earlier: SearchRecord | None
+) -> SearchRecord:
     """Return the search of a folder, or a new one; refuse a folder that holds another one."""
     if folder and (folder / result.FILE).exists():
         found = result.read(folder)
         if found.spec != spec:
             raise SpecError(f"{folder} holds the search of another spec; name a new folder, or remove it")
         return found
-    return SearchRecord(spec=spec, status="running", threshold=settings.kept_from, scored=[])
+    record = SearchRecord(spec=spec, status="running", threshold=settings.kept_from, scored=[])
+    return summarized(take_over(record, earlier, settings), top=settings.top) if earlier else record

@@ -8,7 +8,7 @@ from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gradveil.policies.result import FILE, ScoredPolicy, SearchRecord, ranked, read
+from gradveil.policies.result import FILE, ScoredPolicy, SearchRecord, comparable, ranked, read
 from gradveil.report import _words
 from gradveil.report.figures import Axis
 from gradveil.storage import write_atomically
@@ -96,6 +96,7 @@ class SearchPage:
         passing: policies that pass, of those drawn.
         drawn: policies drawn.
         dropped: of them, after a first look.
+        unseen: policies that an informed adversary did not look at where it looked at others; they are not drawn.
         named: published policies and no policy at all, where they were scored.
         best: the first places.
         front: policies that none beats in both scores.
@@ -108,6 +109,7 @@ class SearchPage:
     passing: int
     drawn: int
     dropped: int
+    unseen: int
     named: Sequence[Ranked]
     best: Sequence[Ranked]
     front: Sequence[Ranked]
@@ -148,7 +150,8 @@ def render_search(record: SearchRecord, *, name: str = "RUN") -> str:
 
 def search_page(record: SearchRecord, *, name: str) -> SearchPage:
     """Work out ranks, front and picture."""
-    known = [entry for entry in record.scored if entry.privacy is not None]
+    scored = [entry for entry in record.scored if entry.privacy is not None]
+    known = comparable(scored)
     drawn = [entry for entry in record.scored if entry.origin != "given"]
     order = ranked(record.scored, threshold=record.threshold)
     front, named = pareto_front(known), _named(known)
@@ -159,6 +162,7 @@ def search_page(record: SearchRecord, *, name: str) -> SearchPage:
         passing=sum(entry.accuracy >= record.threshold for entry in drawn),
         drawn=len(drawn),
         dropped=sum(entry.dropped for entry in drawn),
+        unseen=len(scored) - len(known),
         named=[placed(entry, order, name=text) for text, entry in named.items()],
         best=[placed(entry, order) for entry in order[:_SHOWN]],
         front=[placed(entry, order) for entry in front],

@@ -1,0 +1,102 @@
+"""Going on from an earlier search: which of its scores hold, and what an informed adversary has yet to look at."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from gradveil.errors import SpecError
+from gradveil.policies._proposals import given_policies, named_policies, random_policies
+from gradveil.policies.result import Origin, ScoredPolicy, SearchRecord, build_hybrid, passing, ranked
+from gradveil.policies.settings import SearchSettings
+from gradveil.transforms import NO_POLICY
+
+_SAME: Final = ("dataset", "model", "precision", "training")
+_SAME_SETTINGS: Final = (
+    "variant", "images", "rounds", "round_size", "intervals", "crop_and_flip", "length", "seed",
+)  # fmt: skip
+_PARTS: Final = 2  # of a hybrid
+
+
+def take_over(record: SearchRecord, earlier: SearchRecord, settings: SearchSettings) -> SearchRecord:
+    """Begin a search with everything that an earlier one scored.
+
+    Left out, to be scored anew when their turn comes, are policies that were dropped after a first look, and those
+    without the privacy score that this search wants. A policy is `given` if this search gives it, `random` if this
+    search would draw it, and else what it was. A plain search forgets what an informed adversary saw.
+
+    Args:
+        record: of this search, with nothing scored.
+        earlier: finished or not; its dataset, networks and every setting that changes a score must be the same.
+        settings: of this search.
+    """
+    _check(record.spec, earlier.spec)
+    given = given_policies(settings)
+    budget = settings.policies * (1 + settings.extensions)
+    wanted = budget if settings.method == "random" else min(budget, settings.population)
+    origins: dict[str, Origin] = {str(policy): "random" for policy in random_policies(settings, wanted, exclude=given)}
+    origins.update({str(policy): "given" for policy in given})
+    moved = [replace(entry, origin=origins.get(entry.policy, entry.origin)) for entry in earlier.scored]
+    kept = [entry for entry in moved if _holds(entry, settings, given=origins.get(entry.policy) == "given")]
+    if settings.adversary == "plain":
+        kept = [replace(entry, aware=None, aware_error=None, undone=None, margin=None) for entry in kept]
+    return replace(record, scored=kept, taken_over=len(kept))
+
+
+def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> list[ScoredPolicy]:
+    """Choose the next stack that an informed adversary looks at; empty where no other policy can be among the best.
+
+    First come no policy and those included, with which the others are compared, and the single operations that pass if
+    they were asked for. The rest follows by rising S_pri up to the exposure of the last of the best, and of the
+    hybrid's parts: an exposure is never below S_pri, so both come out as if all had been looked at.
+    """
+    if settings.adversary == "plain":
+        return []
+    unknown = [entry for entry in scored if entry.aware is None and entry.privacy is not None and not entry.dropped]
+    able = passing(unknown, threshold=settings.kept_from)
+    named, given = ({str(policy) for policy in some(settings)} for some in (named_policies, given_policies))
+    compared = [entry for entry in unknown if entry.policy in named or (entry.policy in given and entry in able)]
+    if compared:
+        return compared[: settings.batch]
+    order = sorted(able, key=lambda entry: (entry.privacy, entry.policy))[: settings.batch]
+    limit = _limit(scored, settings)
+    return [entry for entry in order if entry.privacy is not None and entry.privacy <= limit]
+
+
+def filled_in(scored: Sequence[ScoredPolicy], looked_at: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:
+    """Put entries in the places of those of the same policy."""
+    new = {entry.policy: entry for entry in looked_at}
+    return [new.get(entry.policy, entry) for entry in scored]
+
+
+def _check(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse an earlier search whose scores mean something else."""
+    pairs = [(name, here[name], there.get(name)) for name in _SAME]
+    search = there.get("search", {})
+    pairs += [(name, here["search"][name], search.get(name)) for name in _SAME_SETTINGS]
+    different = [f"{name} {was} where this one has {is_now}" for name, is_now, was in pairs if is_now != was]
+    if different:
+        raise SpecError(
+            f"scores of an earlier search hold only where they mean the same, but it has {'; '.join(different)}; "
+            "repeat what it was told, or search without it"
+        )
+
+
+def _holds(entry: ScoredPolicy, settings: SearchSettings, *, given: bool) -> bool:
+    """Tell whether an earlier entry says all that this search wants to know from a plain adversary."""
+    if entry.privacy is None:
+        return settings.skip_rejected and entry.accuracy < settings.kept_from and not given
+    return not entry.dropped
+
+
+def _limit(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> float:
+    """Return the exposure up to which a policy may still be among the best or in the hybrid."""
+    known = [entry for entry in scored if entry.aware is not None and entry.policy != str(NO_POLICY)]
+    order = ranked(known, threshold=settings.kept_from)
+    if len(order) < settings.top:
+        return math.inf
+    hybrid = build_hybrid([entry.policy for entry in order], size=_PARTS)
+    parts = {str(policy) for policy in hybrid.policies}
+    if len(parts) < _PARTS:
+        return math.inf
+    return max(order[settings.top - 1].exposure, *(entry.exposure for entry in order if entry.policy in parts))
