@@ -47,8 +47,8 @@ def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> 
     """Choose the next stack that an informed adversary looks at; empty where no other policy can be among the best.
 
     First come no policy and those included, with which the others are compared, and the single operations that pass if
-    they were asked for. The rest follows by rising S_pri up to the exposure of the last of the best, and of the
-    hybrid's parts: an exposure is never below S_pri, so both come out as if all had been looked at.
+    they were asked for. The rest follows by rising S_pri up to twice the exposure of the last of the best, and of the
+    hybrid's parts: an exposure is never below half of S_pri, so both come out as if all had been looked at.
     """
     if settings.adversary == "plain":
         return []
@@ -60,7 +60,7 @@ def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> 
         return compared[: settings.batch]
     order = sorted(able, key=lambda entry: (entry.privacy, entry.policy))[: settings.batch]
     limit = _limit(scored, settings)
-    return [entry for entry in order if entry.privacy is not None and entry.privacy <= limit]
+    return [entry for entry in order if entry.privacy is not None and entry.privacy / 2 <= limit]
 
 
 def filled_in(scored: Sequence[ScoredPolicy], looked_at: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:

@@ -230,9 +230,10 @@ def accuracy_rows(total: int, rounds: int, size: int) -> list[int]:
 
 
 def _to_beat(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> float:
-    """Return the exposure of the last of the policies wanted, as far as they are scored; infinity if too few are."""
+    """Return S_pri from which on a policy cannot be among those wanted; infinity where too few are scored."""
     best = [entry.exposure for entry in ranked(scored, threshold=settings.kept_from) if entry.policy != str(NO_POLICY)]
-    return best[settings.top - 1] if len(best) >= settings.top else math.inf
+    halves = 1 if settings.adversary == "plain" else 2
+    return halves * best[settings.top - 1] if len(best) >= settings.top else math.inf
 
 
 def _parsed(entries: Sequence[ScoredPolicy]) -> list[Hybrid]:

@@ -52,11 +52,13 @@ class ScoredPolicy:
 
     @property
     def exposure(self) -> float:
-        """What the worse of the adversaries that looked at it sees; infinite where nothing is known.
+        """What the adversaries that looked at it see on average; infinite where none did.
 
-        In a search against an informed adversary it is only a lower bound where that one did not look (`comparable`).
+        Not what the worse of them sees: S_aware is S_pri times a share and seldom the larger, so that the worse one
+        would choose as if there were no informed adversary. An exposure to both is at least half of S_pri.
         """
-        return max((seen for seen in (self.privacy, self.aware) if seen is not None), default=math.inf)
+        seen = [score for score in (self.privacy, self.aware) if score is not None]
+        return sum(seen) / len(seen) if seen else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,7 @@ def comparable(scored: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:
     """Keep the policies whose exposures mean the same.
 
     Where an informed adversary looked at none, these are all policies. Else they are those that it looked at: of the
-    others only S_pri is known, which their exposure may exceed, so none of them may stand before one that is known.
+    others only S_pri is known, which is not their exposure, so none of them has a place among those that are known.
 
     Example:
         >>> some = [ScoredPolicy(policy="3", accuracy=-70, aware=0.6), ScoredPolicy(policy="1", accuracy=-70)]

@@ -30,7 +30,7 @@ class SearchSettings:
         extensions: how often the budget is spent again while fewer than `top` policies pass; Algorithm 1 never stops.
         skip_rejected: leave out the privacy score of policies below the threshold, as Algorithm 1 does.
         adversary: `plain` scores by S_pri as published; `aware` also by what an adversary sees who knows the policy,
-            and ranks by the worse of the two.
+            and ranks by the mean of the two.
         first_look: images after which a policy is dropped if it misses the last of the best so far by more than four
             standard errors; 0 scores every policy on all images.
         include: policies to score besides, such as `3-1-7`.

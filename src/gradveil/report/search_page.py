@@ -211,9 +211,9 @@ def _error(one: ScoredPolicy, other: ScoredPolicy) -> float:
 
 
 def _own_error(entry: ScoredPolicy) -> float:
-    """Return the standard error of the exposure: that of the larger of the two scores."""
-    informed = entry.aware is not None and entry.aware == entry.exposure
-    return (entry.aware_error if informed else entry.privacy_error) or 0.0
+    """Return the standard error of the exposure, at most: the mean of those of both scores."""
+    known = [entry.privacy_error or 0.0] + ([] if entry.aware is None else [entry.aware_error or 0.0])
+    return sum(known) / len(known)
 
 
 def _named(entries: Sequence[ScoredPolicy]) -> dict[str, ScoredPolicy]:
