@@ -1,5 +1,8 @@
 """Products of gradients, layer by layer, against gradients made one sample at a time."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +10,7 @@ from torch import Tensor, nn
 
 from gradveil.engine import Trial, gradient_function, trainable
 from gradveil.engine._tapped import TappedGradients
-from gradveil.engine.products import Products, product_function
+from gradveil.engine.products import Products, product_function, tapped_products
 
 
 class Twice(nn.Module):
@@ -77,3 +80,24 @@ def test_equal_those_of_gradients_made_one_by_one(last: type[nn.Module]) -> None
     for found, wanted in zip(function(inputs, labels), expected, strict=True):
         assert found.shape == (len(names), 2, 3)
         assert torch.allclose(found, wanted.to(found.dtype), rtol=1e-8, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["gradients", "factors", "products"])
+def test_what_layers_saw_is_gone_as_soon_as_the_gradients_are_made(kind: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    names = tuple(name for name, _ in model.named_parameters())
+    tapped = TappedGradients(model, F.cross_entropy, names, "eval", "float32")
+    seen: list[weakref.ref[Tensor]] = []
+    model[0].register_forward_hook(lambda *call: seen.append(weakref.ref(call[-1])))
+    inputs, labels = torch.rand(2, 1, 1, 6, 6), torch.tensor([[1], [2]])
+    gc.disable()  # a cycle would live until the collector comes by, and with it the memory of the device
+    try:
+        if kind == "gradients":
+            tapped(inputs, labels)
+        elif kind == "factors":
+            tapped.factors(inputs, labels)
+        else:
+            tapped_products(tapped, names, inputs, labels[:, 0])
+        assert seen[0]() is None
+    finally:
+        gc.enable()

@@ -145,6 +145,7 @@ class _Taps(TorchFunctionMode):
                     if delta is not None:
                         gradient = rule(delta)
                         found[name] = found[name] + gradient if name in found else gradient
+        self.forget()
         return found
 
     def factors(self, losses: Tensor, *, create_graph: bool) -> dict[str, Tensor | Factored]:
@@ -160,6 +161,7 @@ class _Taps(TorchFunctionMode):
                         found[name] = formed(found[name]) + rule(delta)
                     else:
                         found[name] = factors.get(name, rule)(delta)
+        self.forget()
         return found
 
     def _deltas(self, losses: Tensor, *, create_graph: bool) -> tuple[Tensor | None, ...]:
@@ -169,6 +171,11 @@ class _Taps(TorchFunctionMode):
         for norm in self._rectified:
             norm.wanted = False
         return deltas
+
+    def forget(self) -> None:
+        """Drop what the layers saw: rules refer to the taps and these to them, so it would live until Python looks."""
+        for kept in (self._outputs, self._rules, self._factors, self._norms, self._rectified):
+            kept.clear()
 
     def stacked(self, tensor: Tensor) -> Tensor:
         """Split the merged axis: (N, ...) to (V, N / V, ...)."""

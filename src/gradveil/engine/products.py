@@ -89,6 +89,7 @@ def _layer_by_layer(taps: _Taps, losses: Tensor, count: int, dtype: torch.dtype)
                     sums[name] = sums[name] + rule(delta) if name in sums else rule(delta)
                 else:
                     found[name] = _of_layer(factors.get(name, rule)(delta), count, dtype)
+    taps.forget()
     return {**found, **{name: _of_gradient(total.to(dtype), count) for name, total in sums.items()}}
 
 
