@@ -32,7 +32,7 @@ from gradveil.engine import GradientFunction, normalized
 from gradveil.errors import DataError, UnsupportedModelError
 from gradveil.models._loader import Loader, crop_flip
 from gradveil.models._schedules import Schedule, factor
-from gradveil.models.training import PRESETS, Training, TrainingError, evaluate, train
+from gradveil.models.training import PRESETS, Pace, Training, TrainingError, evaluate, train
 from gradveil.storage import TensorFolder
 from gradveil.streams import Streams
 from gradveil.types import Gradients, LossFn, Protected, State
@@ -318,6 +318,19 @@ def test_a_killed_training_continues_to_the_same_bits(tmp_path: Path, optimizer:
     assert_same(resumed.model, whole.model, tolerance=0)
     assert [e.loss for e in resumed.history] == [e.loss for e in whole.history]
     assert resumed.accuracy == whole.accuracy
+
+
+def test_a_slower_pace_measures_and_keeps_less_and_changes_no_weight(tmp_path: Path) -> None:
+    settings, rare = replace(SHORT, epochs=5), Pace(test_every=2, save_every=3600.0)
+    whole = train(network(), split(), training=settings, test=split(seed=1))
+    store = TensorFolder(tmp_path)
+    found = train(network(), split(), training=settings, test=split(seed=1), store=store, pace=rare)
+    assert_same(found.model, whole.model, tolerance=0)
+    accuracies = [epoch.accuracy for epoch in whole.history]
+    assert [e.accuracy for e in found.history] == [None, accuracies[1], None, accuracies[3], accuracies[4]]
+    assert store.load("training") is None
+    with pytest.raises(ValueError, match="test_every must be at least 1"):
+        Pace(test_every=0)
 
 
 @pytest.mark.parametrize("defense", [PPDL(theta=0.2, scale=0.01), TopK(top=0.2, residual=True)], ids=repr)

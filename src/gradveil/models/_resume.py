@@ -33,6 +33,24 @@ class Epoch:
     accuracy: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often a network in training is measured and kept; the weights do not depend on it.
+
+    Args:
+        test_every: epochs between two measurements on the test split; the last epoch is always measured.
+        save_every: seconds between two states in the store at least; 0 keeps the state after every epoch.
+    """
+
+    test_every: int = 1
+    save_every: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.test_every < 1 or self.save_every < 0:
+            came = f"{self.test_every} and {self.save_every}"
+            raise ValueError(f"test_every must be at least 1 and save_every at least 0, got {came}")
+
+
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A network in training.

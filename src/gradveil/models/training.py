@@ -5,7 +5,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,13 @@ from gradveil.errors import DataError, UnsupportedModelError
 from gradveil.models._accuracy import evaluate, place_of, sample_of
 from gradveil.models._loader import Loader
 from gradveil.models._recipe import PRESETS, Training
-from gradveil.models._resume import Epoch, Run, TrainingError, identify
+from gradveil.models._resume import Epoch, Pace, Run, TrainingError, identify
 from gradveil.models._schedules import factor
 from gradveil.models._steps import ProtectedStep, client_network, smoothed
 from gradveil.streams import Streams
 from gradveil.types import LossFn
 
-__all__ = ["PRESETS", "Epoch", "Trained", "Training", "TrainingError", "evaluate", "train"]
+__all__ = ["PRESETS", "Epoch", "Pace", "Trained", "Training", "TrainingError", "evaluate", "train"]
 
 _NAME = "training"
 
@@ -66,6 +66,7 @@ def train(
     pool: Tensor | None = None,
     progress: Progress = silent,
     store: Store | None = None,
+    pace: Pace | None = None,
     device: torch.device | str | None = None,
 ) -> Trained:
     """Train a copy of a model; the given one, and the global random state, stay as they are.
@@ -84,6 +85,7 @@ def train(
         pool: (N, C, H, W) further images that a data defense may draw from.
         progress: called after every step.
         store: keeps the state after every epoch; an interrupted training continues to the same weights.
+        pace: how often the network is measured and kept, where every epoch is too often.
         device: where to train; where the model lies if None.
 
     Example:
@@ -108,7 +110,7 @@ def train(
         run.restore(saved)
     with Runtime(precision=training.precision).numerics(), torch.enable_grad():
         step = ProtectedStep(client, run.network, training=training)
-        _epochs(run, step, loader, training, test=test, streams=streams, progress=progress, store=store)
+        _epochs(run, step, loader, training, _Watch(test, store, pace or Pace()), streams=streams, progress=progress)
     return _finish(run, sent_model(client))
 
 
@@ -153,20 +155,37 @@ def _epochs(
     step: ProtectedStep,
     loader: Loader,
     training: Training,
+    watch: "_Watch",
     *,
-    test: Split | None,
     streams: Streams,
     progress: Progress,
-    store: Store | None,
 ) -> None:
-    """Train for the epochs that are left, and keep the state after each."""
+    """Train for the epochs that are left, measure and keep the state."""
     for number in range(len(run.history), training.epochs):
         began = time.monotonic()
         mean = _epoch(run, step, loader, training, number=number, streams=streams, progress=progress)
-        run.history.append(Epoch(mean, None if test is None else evaluate(run.network, test)))
+        run.history.append(Epoch(mean, watch.measured(run, last=number + 1 == training.epochs)))
         run.seconds += time.monotonic() - began
-        if store:
-            store.save(_NAME, run.tensors())
+        watch.keep(run)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Measures and keeps a training, at its pace."""
+
+    test: Split | None
+    store: Store | None
+    pace: Pace
+    kept: float = field(default_factory=time.monotonic)
+
+    def measured(self, run: Run, *, last: bool) -> float | None:
+        due = last or (len(run.history) + 1) % self.pace.test_every == 0
+        return evaluate(run.network, self.test) if self.test is not None and due else None
+
+    def keep(self, run: Run) -> None:
+        if self.store and time.monotonic() - self.kept >= self.pace.save_every:
+            self.store.save(_NAME, run.tensors())
+            self.kept = time.monotonic()
 
 
 def _epoch(
