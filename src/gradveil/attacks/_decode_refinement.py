@@ -6,6 +6,7 @@ from torch import Tensor
 from gradveil.attacks._decode_clusters import assign
 from gradveil.attacks._decode_regression import least_squares, solve_magnitudes
 from gradveil.engine import Runtime
+from gradveil.engine.runtime import exact_products
 
 
 def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int, runtime: Runtime) -> Tensor:
@@ -30,8 +31,9 @@ def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int,
     """
     totals = weights.sum(1, keepdim=True)
     for _ in range(rounds):
-        signed, images = _signed(weights, seen, flipped=flipped, runtime=runtime)
-        shares = fit_shares(images, signed)
+        with exact_products():
+            signed, images = _signed(weights, seen, flipped=flipped, runtime=runtime)
+            shares = fit_shares(images, signed)
         kept = shares * assign(shares, k=k)
         weights = totals * kept / kept.sum(1, keepdim=True).clamp_min(1e-6)
     return weights

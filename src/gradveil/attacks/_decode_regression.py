@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradveil.engine import Adam, Runtime, Variable, minimize
+from gradveil.engine.runtime import exact_products
 
 Solver: TypeAlias = Literal["lifted", "adam"]
 """`lifted`: linear in the products of unknowns, then alternating; `adam`: gradient descent from zero, as published."""
@@ -29,8 +30,8 @@ def least_squares(weights: Tensor, mixtures: Tensor) -> Tensor:
         >>> torch.allclose(least_squares(weights, weights @ images), images, atol=1e-5)
         True
     """
-    inverse: Tensor = torch.linalg.pinv(weights)
-    return inverse @ mixtures
+    with exact_products():
+        return _pseudo_inverse(weights) @ mixtures
 
 
 def solve_magnitudes(
@@ -49,9 +50,11 @@ def solve_magnitudes(
     Returns:
         (V, P, D).
     """
-    if solver == "adam":
-        return _descend(weights, magnitudes, steps=steps, lr=lr, runtime=runtime)
-    return _alternate(weights, magnitudes, _lift(weights, magnitudes), steps=steps)
+    # The rounding of tf32, which networks bear well, would be all that is left of badly conditioned products.
+    with exact_products():
+        if solver == "adam":
+            return _descend(weights, magnitudes, steps=steps, lr=lr, runtime=runtime)
+        return _alternate(weights, magnitudes, _lift(weights, magnitudes), steps=steps)
 
 
 def misfit(weights: Tensor, images: Tensor, magnitudes: Tensor) -> Tensor:
@@ -68,14 +71,14 @@ def _lift(weights: Tensor, magnitudes: Tensor) -> Tensor:
     matrices = weights.new_zeros(len(weights), magnitudes.shape[2], images, images)
     matrices[..., first, second] = products.transpose(1, 2)
     matrices[..., second, first] = products.transpose(1, 2)
-    values, vectors = torch.linalg.eigh(matrices)
+    values, vectors = torch.linalg.eigh(matrices.cpu())
     largest: Tensor = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
-    return largest.transpose(1, 2)
+    return largest.transpose(1, 2).to(weights)
 
 
 def _alternate(weights: Tensor, magnitudes: Tensor, images: Tensor, *, steps: int) -> Tensor:
     """Take the signs of the current images for true and solve the linear problem, until no sign changes."""
-    inverse = torch.linalg.pinv(weights)
+    inverse = _pseudo_inverse(weights)
     signs = torch.zeros_like(magnitudes)
     for _ in range(steps):
         before, signs = signs, torch.where(weights @ images >= 0, 1.0, -1.0).to(magnitudes)
@@ -83,6 +86,12 @@ def _alternate(weights: Tensor, magnitudes: Tensor, images: Tensor, *, steps: in
             break
         images = inverse @ (signs * magnitudes)
     return images
+
+
+def _pseudo_inverse(weights: Tensor) -> Tensor:
+    """Return (V, P, N); factored on the CPU, as are the matrices of pixels: GPUs take such ones one after another."""
+    inverse: Tensor = torch.linalg.pinv(weights.cpu())
+    return inverse.to(weights)
 
 
 def _descend(weights: Tensor, magnitudes: Tensor, *, steps: int, lr: float, runtime: Runtime) -> Tensor:
