@@ -73,7 +73,7 @@ def mix(data: Protected, recipe: Recipe, *, pool: Tensor | None, streams: Stream
         streams: who is mixed, and how much of each.
     """
     labels = _soft_labels(data, recipe.classes)
-    partners = draw_partners(recipe.private, size=data.inputs.shape[1], streams=streams).to(data.inputs.device)
+    partners = draw_partners(recipe.private, size=data.inputs.shape[1], streams=streams, like=data.inputs)
     weights = draw_coefficients(recipe, size=data.inputs.shape[1], streams=streams).to(data.inputs)
     own, rows = weights[..., : recipe.private], torch.arange(len(partners), device=partners.device)[:, None, None]
     inputs = torch.einsum("vbk,vbk...->vb...", own, data.inputs[rows, partners])
@@ -88,8 +88,14 @@ def mix(data: Protected, recipe: Recipe, *, pool: Tensor | None, streams: Stream
     )
 
 
-def draw_partners(count: int, *, size: int, streams: Streams) -> Tensor:
+def draw_partners(count: int, *, size: int, streams: Streams, like: Tensor | None = None) -> Tensor:
     """Draw (V, B, count) images of the batch for each of its images: itself, then others, no one twice.
+
+    Args:
+        count: of them, the image itself included.
+        size: B.
+        streams: who is drawn.
+        like: on whose device they are wanted; the CPU if None.
 
     Example:
         >>> draw_partners(3, size=3, streams=Streams().bind(2)).sort(-1).values[0].tolist()
@@ -99,7 +105,7 @@ def draw_partners(count: int, *, size: int, streams: Streams) -> Tensor:
         raise DataError(
             f"a mixture of {count} images of the batch needs as many, got {size}; lower k or raise from_pool"
         )
-    scores = streams.uniform("mixing/partners", (size, size))
+    scores = streams.uniform("mixing/partners", (size, size), like=like)
     scores.diagonal(dim1=1, dim2=2).fill_(-1.0)
     return scores.argsort(stable=True, dim=-1)[..., :count]
 

@@ -102,7 +102,7 @@ class InstaHide(DataDefense):
     def _signs(self, inputs: Tensor, streams: Streams) -> Tensor:
         if self.randomness == "secret":
             return secret_signs(tuple(inputs.shape)).to(inputs)
-        return 2 * streams.integers("signs", 2, inputs.shape[1:]).to(inputs) - 1
+        return torch.where(streams.uniform("signs", inputs.shape[1:], like=inputs) < 0.5, -1.0, 1.0).to(inputs)
 
     def _mean(self, inputs: Tensor) -> Tensor:
         channels = inputs.shape[2]

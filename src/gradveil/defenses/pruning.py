@@ -54,5 +54,5 @@ class Pruning(UpdateDefense):
         dropped = int(flat.shape[1] * self.fraction)
         if dropped == 0:
             return tensor
-        smallest = flat.abs().topk(dropped, dim=1, largest=False).indices
+        smallest = flat.abs().topk(dropped, dim=1, largest=False, sorted=False).indices
         return flat.scatter(1, smallest, torch.zeros_like(flat)).view_as(tensor)
