@@ -20,6 +20,7 @@ from gradveil.models import build, checkpoints
 from gradveil.models.checkpoints import CheckpointError
 from gradveil.models.training import Training, train
 from gradveil.obscuring import (
+    Descent,
     Extractor,
     LayerFeatures,
     Study,
@@ -29,6 +30,8 @@ from gradveil.obscuring import (
     layer_set,
     load_extractor,
     objective,
+    obscure,
+    obscure_and_measure,
     obscure_images,
     obscure_split,
     save_extractor,
@@ -71,6 +74,18 @@ def test_the_gradient_of_the_objective_is_that_of_autograd() -> None:
     (expected,) = torch.autograd.grad(objective(images, hidden, features, c=0.7).sum(), images)
     found = gradient(images.detach(), hidden, features(hidden), features, c=0.7)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_descent_takes_the_steps_of_the_objective_s_gradient() -> None:
+    hidden, start, features = private(4), pool()[:4], LayerFeatures(network(), ("0", "3", "6"))
+    images = start.clone()
+    for _ in range(5):
+        slope = gradient(images, hidden, features(hidden), features, c=0.7)
+        images = (images - 0.3 * slope / slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)).clamp(0, 1)
+    before = start.clone()
+    found = obscure(hidden, start, features, Descent(c=0.7, steps=5, lr=0.3))
+    torch.testing.assert_close(found, images, rtol=0, atol=1e-7)
+    assert torch.equal(start, before)
 
 
 def test_the_objective_is_that_of_equation_four() -> None:
@@ -269,6 +284,18 @@ def test_a_study_trains_on_obscured_and_measures_on_clean_images() -> None:
     assert rows[0].mean_psnr is rows[0].worst_psnr is None
     assert rows[1].mean_psnr == pytest.approx(float(decibels.mean()))
     assert rows[1].worst_psnr == pytest.approx(float(decibels.max()))
+
+
+def test_an_obscured_set_says_what_was_reached_and_what_was_there_before(tmp_path: Path) -> None:
+    runtime = Runtime(precision="float32", chunk=40, store=TensorFolder(tmp_path))
+    whole = dataclasses.replace(study(runtime=runtime), defense=Loda(steps=30))
+    (seen, first), (again, second) = obscure_and_measure(whole), obscure_and_measure(whole)
+    assert torch.equal(seen.images, again.images)
+    assert (first.images, first.taken_over, second.taken_over) == (64, 0, 2)
+    assert first.lowered == 1.0
+    assert first.mean_psnr < first.worst_psnr < 20
+    still = dataclasses.replace(whole, defense=Loda(steps=0), runtime=None)
+    assert obscure_and_measure(still)[1].lowered < 0.9  # rounding to bytes alone
 
 
 def test_a_study_of_architectures_obscures_once_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def test_obscured_images_come_with_a_sheet(inside: Path) -> None:
     assert result.exit_code == 0, result.output
     assert (inside / "out/sheet.png").read_bytes().startswith(b"\x89PNG")
     assert (inside / "out/obscured.safetensors").exists()
+    made = json.loads((inside / "out/obscured.json").read_text())
+    assert (made["images"], made["taken_over"], made["defense"]) == (9, 0, "loda:steps=1")
+    assert set(made["run"]["seconds"]) == {"obscuring"}
 
 
 def test_a_network_is_still_trained_without_a_word_for_it(inside: Path) -> None:

@@ -55,18 +55,25 @@ def images(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Obscure the training images of a data set, and write them with a sheet to look at."""
+    """Obscure the training images of a data set, and write them with a sheet to look at and a record."""
     wanted = _Wanted(
         out=out, dataset=dataset, public=public, defense=defense, settings="", count=count, seed=seed,
         precision=precision, data_dir=data_dir, device=device,
     )  # fmt: skip
     with progress_bar(quiet=quiet) as bar:
         study = wanted.study(bar)
-        seen = study.obscured()
+        seen, made = obscuring.obscure_and_measure(study)
     shown = obscuring.sheet(study.private.train.inputs(range(min(_SHOWN, len(seen)))), seen.inputs()[:_SHOWN])
     write_picture(shown, out / "sheet.png")
     TensorFolder(out).save("obscured", {"images": seen.images, "labels": seen.labels})
+    record = {**_about(study, wanted), **asdict(made)}
+    write_atomically(out / "obscured.json", json.dumps(record, indent=2).encode())
     output.print(f"{len(seen)} images: {out / 'obscured.safetensors'}, sheet: {out / 'sheet.png'}", soft_wrap=True)
+    output.print(
+        f"in {made.run.seconds['obscuring']:.1f} s; the objective fell for {100 * made.lowered:.2f} % of them; "
+        f"mean PSNR {made.mean_psnr:.4g} dB, worst {made.worst_psnr:.4g}; record: {out / 'obscured.json'}",
+        soft_wrap=True,
+    )
 
 
 @app.command("weights")
@@ -186,12 +193,7 @@ def _finish(rows: list[StudyRow], study: Study, wanted: _Wanted, *, as_json: boo
     """Write the record, and show it."""
     seconds = {f"{row.architecture} {row.c}": row.seconds for row in rows}
     record = {
-        "dataset": wanted.dataset,
-        "public": wanted.public,
-        "images": len(study.private.train),
-        "seed": wanted.seed,
-        "precision": wanted.precision,
-        "defense": defenses.describe(study.defense),
+        **_about(study, wanted),
         "training": asdict(study.training),
         "rows": [asdict(row) for row in rows],
         "run": asdict(about_this_run(seconds=seconds, chunk=0, device=torch.device(study.device))),
@@ -205,6 +207,17 @@ def _finish(rows: list[StudyRow], study: Study, wanted: _Wanted, *, as_json: boo
         table.add_row(row.architecture, _number(row.c), f"{100 * row.accuracy:.2f} %", *_decibels(row))
     output.print(table)
     output.print(f"record: {wanted.out / 'study.json'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _about(study: Study, wanted: _Wanted) -> dict[str, Any]:
+    return {
+        "dataset": wanted.dataset,
+        "public": wanted.public,
+        "images": len(study.private.train),
+        "seed": wanted.seed,
+        "precision": wanted.precision,
+        "defense": defenses.describe(study.defense),
+    }
 
 
 def _decibels(row: StudyRow) -> tuple[str, str]:

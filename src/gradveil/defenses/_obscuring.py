@@ -1,15 +1,23 @@
 """Obscured images: alike to a feature extractor, unlike to the eye."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from gradveil.defenses._obscuring_features import LayerFeatures
+from gradveil.engine.capture import capture
 from gradveil.errors import DataError
 from gradveil.streams import Streams
 
+Reader: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
+"""Images (N, C, H, W) to features of any shapes (N, ...), which together are g."""
+
 _NOTHING = 1e-8  # added to the norm of a gradient
+_FEW = 20  # steps that are not worth being recorded as a CUDA graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +62,7 @@ def gradient(images: Tensor, private: Tensor, target: Tensor, features: nn.Modul
         features: g, whose images do not look at each other.
         c: weight of looking different.
     """
-    leaf = images.detach().requires_grad_()
-    with torch.enable_grad():
-        seen = features(leaf)
-        (pulled,) = torch.autograd.grad(seen, leaf, (seen - target).detach())
-    return 2 * pulled - 2 * c * (images - private)
+    return _slope(images, private, (target,), lambda pixels: (features(pixels),), c=c)
 
 
 @torch.no_grad()
@@ -81,12 +85,27 @@ def obscure(private: Tensor, start: Tensor, features: nn.Module, descent: Descen
         >>> bool(far.min() > start.max()), bool(near.max() < start.min())
         (True, True)
     """
-    images, target = start.clone(), features(private)
-    for _ in range(descent.steps):
-        slope = gradient(images, private, target, features, c=descent.c)
+    read: Reader = features.outputs if isinstance(features, LayerFeatures) else lambda pixels: (features(pixels),)
+    images, targets = start.clone(), read(private)
+
+    def step() -> Tensor:
+        slope = _slope(images, private, targets, read, c=descent.c)
         length = slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-        images = (images - descent.lr * slope / (length + _NOTHING)).clamp(0, 1)
+        return images.sub_(descent.lr * slope / (length + _NOTHING)).clamp_(0, 1)
+
+    take = capture(step, {"images": images}) if images.is_cuda and descent.steps > _FEW else None
+    for _ in range(descent.steps):
+        (take or step)()
     return images
+
+
+def _slope(images: Tensor, private: Tensor, targets: tuple[Tensor, ...], read: Reader, *, c: float) -> Tensor:
+    leaf = images.detach().requires_grad_()
+    with torch.enable_grad():
+        seen = read(leaf)
+    apart = [(one - target).detach() for one, target in zip(seen, targets, strict=True)]
+    (pulled,) = torch.autograd.grad(seen, leaf, apart)
+    return 2 * pulled - 2 * c * (images - private)
 
 
 def image_streams(images: Tensor, streams: Streams) -> Streams:

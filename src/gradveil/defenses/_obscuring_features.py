@@ -49,6 +49,10 @@ class LayerFeatures(nn.Module):
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Return (N, F)."""
+        return torch.cat([output.flatten(1) for output in self.outputs(images)], 1)
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return what the layers give, (N, ...) each, in their order and as they lie in memory."""
         seen: dict[str, Tensor] = {}
         handles = [self._hook(layer, seen) for layer in self.layers]
         try:
@@ -61,7 +65,7 @@ class LayerFeatures(nn.Module):
         missing = [layer for layer in self.layers if layer not in seen]
         if missing:
             raise UnsupportedModelError(f"layer '{missing[0]}' did not run on these images; name a layer that does")
-        return torch.cat([seen[layer].flatten(1) for layer in self.layers], 1)
+        return tuple(seen[layer] for layer in self.layers)
 
     def _hook(self, layer: str, seen: dict[str, Tensor]) -> Any:
         module = self.model.get_submodule(layer.removesuffix(INPUT))

@@ -11,6 +11,7 @@ from gradveil.obscuring._extractor import (
     train_extractor,
 )
 from gradveil.obscuring._generation import fingerprint, obscure_images, obscure_split
+from gradveil.obscuring._measuring import Obscured, obscure_and_measure
 from gradveil.obscuring._sheet import sheet
 from gradveil.obscuring._study import RETRAINING, Study, StudyRow, study_architectures, study_weights
 
@@ -20,6 +21,7 @@ __all__ = [
     "Descent",
     "Extractor",
     "LayerFeatures",
+    "Obscured",
     "Study",
     "StudyRow",
     "TrainedExtractor",
@@ -30,6 +32,7 @@ __all__ = [
     "load_extractor",
     "objective",
     "obscure",
+    "obscure_and_measure",
     "obscure_images",
     "obscure_split",
     "save_extractor",

@@ -14,7 +14,7 @@ from gradveil.engine import Progress, Store
 from gradveil.engine.runtime import silent
 from gradveil.models import build, checkpoints
 from gradveil.models.checkpoints import CheckpointError
-from gradveil.models.training import Training, train
+from gradveil.models.training import Pace, Training, train
 
 T = TypeVar("T")
 PUBLISHED = Training(epochs=200, batch_size=128, lr=0.1, nesterov=False, schedule="steps", augment="crop-flip")
@@ -45,6 +45,7 @@ def train_extractor(
     training: Training = PUBLISHED,
     progress: Progress = silent,
     store: Store | None = None,
+    pace: Pace | None = None,
     device: torch.device | str | None = None,
 ) -> TrainedExtractor:
     """Train a network on a public set, without normalization, as LODA does.
@@ -55,12 +56,20 @@ def train_extractor(
         training: the settings.
         progress: called after every step.
         store: keeps the state after every epoch.
+        pace: how often the network is measured and kept, where every epoch is too often.
         device: where to train.
     """
     shape, classes = public.input_shape, public.num_classes
     model = build(architecture, input_shape=shape, num_classes=classes, seed=training.seed)
     done = train(
-        model, public.train, training=training, test=public.test, progress=progress, store=store, device=device
+        model,
+        public.train,
+        training=training,
+        test=public.test,
+        progress=progress,
+        store=store,
+        pace=pace,
+        device=device,
     )
     about = {
         "model": architecture,

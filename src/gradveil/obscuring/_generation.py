@@ -12,7 +12,7 @@ from gradveil.defenses._obscuring import draw_start, image_streams, obscure
 from gradveil.engine import Runtime
 from gradveil.streams import Streams
 
-_STACK = 512
+_STACK, _STACK_ON_GPU = 512, 1000
 _OBSCURED = "obscured"
 _TOO_ALIKE = 20.0  # decibels; unrelated images have about 9
 _log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ def obscure_images(
         defense: extractor, layers, weight and steps.
         pool: (M, C, H, W) public images to start from; None starts from noise.
         seed: which public image each starts from.
-        runtime: `bf16` runs the extractor in mixed precision, `chunk` is the size of a stack (512 if None), `store`
-            keeps finished stacks under a hash of everything they depend on, so that an interrupted run goes on and a
-            repeated one only reads.
+        runtime: `bf16` runs the extractor in mixed precision, `chunk` is the size of a stack (if None, 512, and 1,000
+            on a GPU), `store` keeps finished stacks under a hash of everything they depend on, so that an interrupted
+            run goes on and a repeated one only reads.
 
     Returns:
         (N, C, H, W) in [0, 1].
@@ -38,7 +38,8 @@ def obscure_images(
     runtime = runtime or Runtime(precision="float32")
     features = defense.features(images)
     mark = fingerprint(defense, features, pool=pool, seed=seed, precision=runtime.precision)
-    stacks = images.split(runtime.chunk or _STACK)
+    stacks = images.split(runtime.chunk or (_STACK_ON_GPU if images.is_cuda else _STACK))
+    _lay_out(features, _layout(images))
     finished: list[Tensor] = []
     with runtime.numerics():
         for number, stack in enumerate(stacks):
@@ -89,8 +90,20 @@ def _stack(
     stack: Tensor, defense: Loda, features: nn.Module, pool: Tensor | None, seed: int, runtime: Runtime
 ) -> Tensor:
     start = draw_start(stack, pool, image_streams(stack, Streams(seed=seed)))
+    private, start = (images.contiguous(memory_format=_layout(images)) for images in (stack, start))
     with torch.autocast(stack.device.type, torch.bfloat16, enabled=runtime.precision == "bf16"):
-        return obscure(stack, start, features, defense.descent)
+        return obscure(private, start, features, defense.descent).contiguous()
+
+
+def _lay_out(features: nn.Module, layout: torch.memory_format) -> None:
+    for kernel in features.parameters():
+        if kernel.ndim == 4:
+            kernel.data = kernel.data.contiguous(memory_format=layout)
+
+
+def _layout(images: Tensor) -> torch.memory_format:
+    """Lay images and kernels out as the matrix units of a GPU take them."""
+    return torch.channels_last if images.is_cuda else torch.contiguous_format
 
 
 def _warn_if_alike(obscured: Tensor, images: Tensor) -> None:

@@ -94,7 +94,7 @@ class Study:
             store=self._store(architecture, c),
             device=self.device,
         )
-        hidden = None if c is None else _decibels(seen, self.private.train)
+        hidden = None if c is None else decibels(seen, self.private.train)
         return StudyRow(
             architecture=architecture,
             c=c,
@@ -138,7 +138,7 @@ def study_architectures(study: Study, architectures: Sequence[str]) -> list[Stud
     ]
 
 
-def _decibels(seen: Split, private: Split) -> Tensor:
+def decibels(seen: Split, private: Split) -> Tensor:
     """Return (N,), the PSNR of every image against the private one."""
     errors = [
         (a.double() - b.double()).div(255).square().flatten(1).mean(1)
