@@ -22,6 +22,7 @@ from gradveil.reproducing import (
     read_plan,
     reproduce,
 )
+from gradveil.reproducing._kinds import matches
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import spec_from
 
@@ -73,8 +74,8 @@ def test_the_default_attack_is_the_same_audit_in_both_tables_of_policies(name: s
 @pytest.mark.parametrize(
     ("first", "second", "shared"),
     [
-        ("loda-table-1", "loda-table-2", {"extractor", "none", "pruning"}),
-        ("loda-table-1", "loda-table-5", {"extractor", "accuracy"}),
+        ("loda-table-1", "loda-table-2", {"extractor", "none", "pruning", "loda"}),
+        ("loda-table-1", "loda-table-5", {"extractor", "accuracy", "loda"}),
         ("spn-table-8", "spn-table-11", {"cifar10"}),
     ],
 )
@@ -86,6 +87,19 @@ def test_small_tables_that_share_parts_may_run_into_one_folder(first: str, secon
         kinds = {"extractor": ("extractor", "training"), "federation": ("federation",), "audit": ("audit",)}
         for table in kinds.get(ours[name].kind, ("training",)):
             assert ours[name].table(table) == theirs[name].table(table)
+        assert {**ours[name].table("decoding"), "defenses": []} == {**theirs[name].table("decoding"), "defenses": []}
+
+
+def test_every_row_of_the_tables_of_loda_means_one_record_of_the_folder_that_they_share() -> None:
+    tables = ("loda-table-1", "loda-table-2", "loda-table-5")
+    plans = [read_plan(EXPERIMENTS / name / "spec.toml", "small", out=Path("run")) for name in tables]
+    made: dict[str, set[str]] = {}
+    for part in (part for plan in plans for part in plan.parts):
+        for table in ("audit", "decoding", "network"):
+            made.setdefault(part.name, set()).update(part.table(table).get("defenses", ()))
+    for wanted in (wanted for plan in plans for wanted in plan.wanted):
+        chosen = replace(wanted, match={"defenses": wanted.match["defenses"]})
+        assert sum(matches({"defenses": defense}, chosen) for defense in made[wanted.part]) == 1, wanted
 
 
 def test_parts_that_want_the_same_network_train_it_once(tmp_path: Path) -> None:

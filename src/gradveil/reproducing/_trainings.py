@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +12,42 @@ from gradveil.defenses import Loda
 from gradveil.engine import Runtime, normalized
 from gradveil.errors import RecordError, SpecError
 from gradveil.models import build
-from gradveil.models.training import Training, train
+from gradveil.models.training import Pace, Training, TrainingError, train
 from gradveil.obscuring import Study, save_extractor, train_extractor
+from gradveil.record import about_this_run
 from gradveil.reproducing._kinds import Means, matches, slug
 from gradveil.reproducing.measuring import Measurement
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import build_defenses, spec_from
-from gradveil.storage import TensorFolder
+from gradveil.storage import TensorFolder, write_atomically
 from gradveil.training_record import TrainingRecord
 
 _DEFAULTS: dict[str, Any] = {
     "dataset": "digits", "model": "lenet", "model_seed": 0, "pool": "", "precision": "float32", "defenses": ["none"],
 }  # fmt: skip
-_NETWORK = "network.safetensors"
+_NETWORK, _OBSCURED = "network.safetensors", "obscured/kept"
+_PACE = Pace(test_every=10, save_every=30.0)
 
 
 def run(part: Part, folder: Path, means: Means) -> None:
-    """Train a network under every defense of the part's table `network`; LODA obscures the whole set first."""
+    """Train a network under every defense of the part's table `network`; LODA obscures the whole set first.
+
+    A training that diverges is reported once the others are done.
+    """
     table = {**_DEFAULTS, **part.table("network")}
     unknown = [name for name in table if name not in _DEFAULTS]
     if unknown:
         raise SpecError(f"[network] takes {', '.join(_DEFAULTS)}, got {unknown[0]}")
     dataset = data.load(table["dataset"], means.settings.data_dir)
+    diverged: list[TrainingError] = []
     for defenses in table["defenses"]:
         if not training_record.beside(folder / slug(defenses) / _NETWORK).exists():
-            _train(part, table, defenses, dataset, folder / slug(defenses), means)
+            try:
+                _train(part, table, defenses, dataset, folder / slug(defenses), means)
+            except TrainingError as error:
+                diverged.append(error)
+    if diverged:
+        raise diverged[0]
 
 
 def run_extractor(part: Part, folder: Path, means: Means) -> None:
@@ -50,6 +62,8 @@ def run_extractor(part: Part, folder: Path, means: Means) -> None:
     known = means.checkpoint(part)
     if known is not None:
         shutil.copyfile(known, file)
+        if training_record.beside(known).exists():
+            shutil.copyfile(training_record.beside(known), training_record.beside(file))
         return
     trained = train_extractor(
         data.load(table["dataset"], means.settings.data_dir),
@@ -57,8 +71,12 @@ def run_extractor(part: Part, folder: Path, means: Means) -> None:
         training=spec_from({"training": part.table("training")}).training,
         progress=means.settings.progress,
         store=TensorFolder(folder / "unfinished"),
+        pace=_PACE,
         device=means.settings.place(),
     )
+    made = about_this_run(seconds={"training": trained.seconds}, chunk=0, device=means.settings.place())
+    about = {**trained.about, "run": asdict(made)}
+    write_atomically(training_record.beside(file), json.dumps(about, indent=1).encode())
     save_extractor(trained, file)
     TensorFolder(folder / "unfinished").clear()
 
@@ -104,6 +122,7 @@ def _train(part: Part, table: dict[str, Any], words: str, dataset: Dataset, fold
         test=dataset.test,
         progress=means.settings.progress,
         store=store,
+        pace=_PACE,
         device=place,
     )
     training_record.keep(
@@ -121,10 +140,10 @@ def _train(part: Part, table: dict[str, Any], words: str, dataset: Dataset, fold
 def _study(
     table: dict[str, Any], defense: Loda, dataset: Dataset, training: Training, folder: Path, means: Means
 ) -> Study:
-    """Say how the private set is obscured."""
+    """Say how the private set is obscured; stacks that `gradveil obscure images RUN/obscured` made are taken over."""
     settings = means.settings
     pool = data.load(table["pool"], settings.data_dir).train.inputs() if table["pool"] else None
-    store = TensorFolder(folder / "obscured")
+    store = TensorFolder(folder.parents[1] / _OBSCURED)
     runtime = Runtime(precision=table["precision"], store=store, progress=settings.progress, name="obscuring")
     return Study(
         private=dataset, defense=defense, pool=pool, training=training, runtime=runtime, device=settings.place()
