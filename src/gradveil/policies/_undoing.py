@@ -21,10 +21,11 @@ _SMALLEST: Final = (0.1 / 255) ** 2
 def share_undone(seen: Tensor, private: Tensor, variants: Variants) -> Tensor:
     """Return (N,), how much of the private images (N, C, H, W) comes back, from 0 to 1.
 
-    It is the share of the squared error of a grey square that the undone image removes: 0 is a transformation that
-    leaves nothing, 1 one that hides nothing; as PSNR over that of the grey square it is -10 log10(1 - share) dB. Of the
-    two starts, grey and what was seen, the one counts that ends nearer to the private image, since an adversary knows
-    what images look like: a stretched contrast, for one, explains itself, and so does a very faint image.
+    It is the squared correlation of the undone and the private image: the share of what varies in the private image
+    that the undone one explains, whatever its brightness and contrast, which do not hide what an image shows. 0 is a
+    transformation that leaves nothing, 1 one that hides nothing. Of the two starts, grey and what was seen, the one
+    counts that ends nearer to the private image, since an adversary knows what images look like: a stretched contrast,
+    for one, explains itself, and so does a very faint image.
 
     Args:
         seen: (N, C, H, W) transformed images in [0, 1].
@@ -37,8 +38,7 @@ def share_undone(seen: Tensor, private: Tensor, variants: Variants) -> Tensor:
         1.0
     """
     starts = (torch.full_like(seen, _GREY), seen)
-    errors = torch.stack([_mean_square(undo(seen, variants, start=start) - private) for start in starts])
-    return (1 - errors.amin(0) / _mean_square(private - _GREY)).clamp(min=0)
+    return torch.stack([_explained(undo(seen, variants, start=start), private) for start in starts]).amax(0)
 
 
 def undo(seen: Tensor, variants: Variants, *, start: Tensor, steps: int = _STEPS) -> Tensor:
@@ -82,6 +82,15 @@ def _error(guess: Tensor, seen: Tensor, variants: Variants) -> tuple[Tensor, Ten
         errors = (transform_smoothly(trial, variants) - seen).square().sum((1, 2, 3))
         (slope,) = torch.autograd.grad(errors.sum(), trial)
     return errors.detach(), slope
+
+
+def _explained(guess: Tensor, private: Tensor) -> Tensor:
+    """Return (N,), squared correlations; 0 where they are negative, or where the guess does not vary."""
+    first, second = (images.flatten(1).double() for images in (guess, private))
+    first, second = first - first.mean(1, keepdim=True), second - second.mean(1, keepdim=True)
+    squares = (first.square().mean(1) * second.square().mean(1)).clamp(min=_SMALLEST**2)
+    correlation = (first * second).mean(1).clamp(min=0) / squares.sqrt()
+    return correlation.square().clamp(max=1).to(guess.dtype)
 
 
 def _mean_square(difference: Tensor) -> Tensor:
