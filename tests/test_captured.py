@@ -23,6 +23,7 @@ LOCALS = {
     "momentum": LocalTraining(
         lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, steps=14, local_batch_size=4, shares="difference"
     ),
+    "adam": LocalTraining(optimizer="adam", lr=0.01, steps=13, local_batch_size=5, shares="difference"),
 }
 NEEDS_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -80,7 +81,9 @@ def test_steps_that_change_tensors_in_place_lead_where_the_others_do(name: str, 
     begun = Graphed.begin(own.parameters, own.buffers, local)
     found = graphed_steps(own, local, samples, begun, record=record)
     for key, update in zip(wanted.observation.names, wanted.observation.update, strict=True):
-        assert torch.equal(own.parameters[key] - found.weights[key], update)
+        made = own.parameters[key] - found.weights[key]
+        # A power of a tensor and of a number may differ in the last digit.
+        assert torch.allclose(made, update, rtol=1e-12) if name == "adam" else torch.equal(made, update)
     assert all(torch.equal(found.buffers[key], t) for key, t in wanted.evidence.buffers_after.items())
 
 
@@ -94,7 +97,7 @@ def test_only_trainings_whose_steps_are_all_alike_are_recorded_and_only_on_a_gpu
     assert can_be_graphed(own, local, None, 2)
     assert not can_be_graphed(own, local, DPSGD(), 2)
     assert not can_be_graphed(own, replace(local, steps=3), None, 2)
-    assert not can_be_graphed(own, replace(local, optimizer="adam"), None, 2)
+    assert can_be_graphed(own, replace(local, optimizer="adam"), None, 2)
     assert not can_be_graphed(replace(own, make=looped_function), local, None, 2)
     assert not can_be_graphed(replace(own, buffers={}), local, None, 2)
     assert not can_be_graphed(replace(own, draw=lambda size, streams: {"noise": torch.zeros(1)}), local, None, 2)

@@ -1,7 +1,7 @@
 """Local training on a GPU as a CUDA graph of one step, since small networks spend their time on starting kernels."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
 
 import torch
@@ -29,23 +29,28 @@ class Graphed:
     Args:
         weights: (V, *shape) by name.
         buffers: (V, *shape) by name.
-        momenta: (V, *shape) by name of a weight; empty without momentum.
+        momenta: (V, *shape) the state of the optimizer, by the names that `move` gives it; empty where it has none.
+        count: () steps taken, in float64.
     """
 
     weights: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    momenta: dict[str, Tensor] = field(default_factory=dict)
+    momenta: dict[str, Tensor]
+    count: Tensor
 
     @classmethod
     def begin(cls, weights: State, buffers: State, local: LocalTraining) -> Self:
         """Copy what training begins with; at rest, momentum is the same as none."""
-        momenta = {name: torch.zeros_like(tensor) for name, tensor in weights.items()} if local.momentum else {}
-        return cls(_copied(weights), _copied(buffers), _copied(momenta))
+        endings = ("/1", "/2") if local.optimizer == "adam" else ("",) if local.momentum else ()
+        momenta = {name + ending: torch.zeros_like(tensor) for name, tensor in weights.items() for ending in endings}
+        count = torch.zeros((), dtype=torch.float64, device=next(iter(weights.values())).device)
+        return cls(_copied(weights), _copied(buffers), _copied(momenta), count)
 
     def named(self) -> dict[str, Tensor]:
         """Name everything that a step changes."""
         groups = {"weight": self.weights, "buffer": self.buffers, "momentum": self.momenta}
-        return {f"{kind}/{name}": tensor for kind, group in groups.items() for name, tensor in group.items()}
+        named = {f"{kind}/{name}": tensor for kind, group in groups.items() for name, tensor in group.items()}
+        return {**named, "count": self.count}
 
 
 def can_be_graphed(network: StackedNetwork, local: LocalTraining, step_defense: StepDefense | None, size: int) -> bool:
@@ -57,7 +62,7 @@ def can_be_graphed(network: StackedNetwork, local: LocalTraining, step_defense: 
         step_defense: computes gradients with noise or decisions of its own.
         size: samples of a step.
     """
-    plain = step_defense is None and local.optimizer == "sgd" and local.steps >= _WORTH_IT
+    plain = step_defense is None and local.steps >= _WORTH_IT
     wanted = network.runtime.capture and network.runtime.probe is None and network.make is gradient_function
     if not (plain and wanted and next(network.model.parameters()).is_cuda):
         return False
@@ -86,10 +91,11 @@ def graphed_steps(
             begun.buffers[name].copy_(tensor)
         momenta = dict(begun.momenta)
         gradients = dict(zip(network.names, (g.detach() for g in found.gradients), strict=True))
-        moved = move(begun.weights, gradients, local, momenta, 0)
+        moved = move(begun.weights, gradients, local, momenta, begun.count)
         for place, values in ((begun.weights, moved), (begun.momenta, momenta)):
             for name, tensor in values.items():
                 place[name].copy_(tensor)
+        begun.count.add_(1)
         return found.losses
 
     repeat = record(step, begun.named()) or step

@@ -110,9 +110,17 @@ def move(
     gradients: Mapping[str, Tensor],
     local: LocalTraining,
     momenta: dict[str, Tensor],
-    number: int,
+    number: int | Tensor,
 ) -> dict[str, Tensor]:
-    """Take one optimizer step without changing the weights given; `momenta` is the optimizer's state."""
+    """Take one optimizer step without changing the weights given.
+
+    Args:
+        weights: (V, *shape) by name.
+        gradients: likewise.
+        local: the optimizer.
+        momenta: its state, which is changed.
+        number: steps taken before, as a tensor where a recorded step shall count for itself.
+    """
     moved = {}
     for name, weight in weights.items():
         gradient = gradients[name] + local.weight_decay * weight if local.weight_decay else gradients[name]
@@ -120,7 +128,9 @@ def move(
     return moved
 
 
-def _direction(gradient: Tensor, name: str, local: LocalTraining, momenta: dict[str, Tensor], number: int) -> Tensor:
+def _direction(
+    gradient: Tensor, name: str, local: LocalTraining, momenta: dict[str, Tensor], number: int | Tensor
+) -> Tensor:
     if local.optimizer == "adam":
         first = momenta.get(f"{name}/1", torch.zeros_like(gradient)).lerp(gradient, 0.1)
         second = momenta.get(f"{name}/2", torch.zeros_like(gradient)).lerp(gradient.square(), 1e-3)
