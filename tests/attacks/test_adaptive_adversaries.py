@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,6 +42,7 @@ def loss(attack: Attack, seen: Observation, batch: Batch) -> Tensor:
     return PSNR()(arrange(guess, align(guess, batch.inputs)), batch.inputs)[:, -1]
 
 
+@pytest.mark.slow  # its row of the contract is quick
 def test_a_surrogate_head_sees_through_a_private_one() -> None:
     batch = private(1)
     seen = see(batch, SPN(alpha2=0.5))
@@ -49,6 +51,7 @@ def test_a_surrogate_head_sees_through_a_private_one() -> None:
     assert informed > loss(DLG(steps=5), seen, batch).median() + 10
 
 
+@pytest.mark.slow  # its row of the contract is quick
 def test_an_extra_image_sees_through_concealed_samples() -> None:
     batch = private(2)
     seen = see(batch, DCS2(steps=60))
