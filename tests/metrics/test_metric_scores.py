@@ -1,5 +1,8 @@
 """Plain scores against scikit-image and torchmetrics."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
@@ -82,6 +85,33 @@ def test_ssim_agrees_with_torchmetrics_away_from_the_border() -> None:
     _, maps = structural_similarity_index_measure(guess, truth, data_range=1.0, return_full_image=True)
     reference = maps[..., 5:-5, 5:-5].flatten(1).mean(1)
     torch.testing.assert_close(SSIM()(guess[None], truth[None])[0], reference, rtol=0, atol=1e-4)
+
+
+def looped_ssim(guess: Tensor, truth: Tensor, *, window: int, sigma: float) -> float:
+    """Average over all pixels of (C, H, W), one window after another; what lies outside the image is black."""
+    half, (channels, height, width) = window // 2, truth.shape
+    scores = []
+    for channel, row, column in itertools.product(range(channels), range(height), range(width)):
+        sums, total = [0.0] * 5, 0.0
+        for down, right in itertools.product(range(-half, half + 1), repeat=2):
+            weight = math.exp(-(down**2 + right**2) / (2 * sigma**2))
+            total += weight
+            if 0 <= row + down < height and 0 <= column + right < width:
+                g, t = (float(image[channel, row + down, column + right]) for image in (guess, truth))
+                sums = [s + weight * value for s, value in zip(sums, (g, t, g * g, t * t, g * t), strict=True)]
+        g, t, gg, tt, gt = (value / total for value in sums)
+        luminance = (2 * g * t + 0.01**2) / (g**2 + t**2 + 0.01**2)
+        scores.append(luminance * (2 * (gt - g * t) + 0.03**2) / (gg - g**2 + tt - t**2 + 0.03**2))
+    return sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize(("shape", "window"), [((2, 1, 12, 9), 11), ((1, 2, 6, 6), 11), ((1, 1, 8, 8), 5)])
+def test_padded_ssim_is_that_of_windows_around_every_pixel(shape: tuple[int, int, int, int], window: int) -> None:
+    guess, truth = pair(*shape)
+    reference = [looped_ssim(g, t, window=window, sigma=1.5) for g, t in zip(guess[0], truth[0], strict=True)]
+    found = SSIM(window=window, padding="zeros")(guess, truth)
+    torch.testing.assert_close(found, torch.tensor([reference], dtype=torch.float64), rtol=0, atol=1e-12)
+    assert not torch.allclose(found, SSIM(window=window)(guess, truth), atol=1e-3)
 
 
 def test_ssim_refuses_a_window_without_a_middle() -> None:
