@@ -50,6 +50,7 @@ ROWS: tuple[Defense, ...] = (
     Clipping(norm=0.05),
     DCS2(steps=4, alpha=0.2),
     DCS2(steps=3, objective="release", start="noise", concealed=2, fraction=0.5, projection="margin"),
+    DCS2(steps=3, objective="scaled", preset="imprint"),
     DPSGD(norm=0.3, noise_multiplier=0.7),
     GaussianNoise(std=0.1),
     InstaHide(k=3, classes=4),

@@ -17,9 +17,12 @@ from gradveil.types import Gradients, Protected
 Start: TypeAlias = Literal["batch", "pool", "noise"]
 """Another sample of the batch with another label, an image of the pool, or noise."""
 
-Objective: TypeAlias = Literal["paper", "release"]
+Objective: TypeAlias = Literal["paper", "scaled", "release"]
+"""The paper's; that with logit distances in units of the one at the start; or its release's."""
+
 _LOGIT_OFFSET = 0.01  # a constant of the release, without influence on the minimum
 _LR = 0.1
+_AGREEMENT = 100  # smallest cosine of plain and projected gradients, in units of the rounding of a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, st
 
     Args:
         pairs: what to conceal, and where to start.
-        objective: the paper's or its release's.
+        objective: what they minimize.
         alpha: weight of looking different.
         beta: weight of similar outputs.
         steps: of Adam.
@@ -102,17 +105,20 @@ def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, st
     target = _unit(tuple(gradient.detach() for gradient in truth.gradients))
     logits = truth.outputs.detach()[..., : network.num_classes]
     image = space.standardize(pairs.inputs)
-    terms = _paper_terms if objective == "paper" else _release_terms
+    terms = _release_terms if objective == "release" else _paper_terms
+    weight = beta / _unit_distance(pairs, logits) if objective == "scaled" else beta
 
     def score(values: tuple[Tensor, ...]) -> Tensor:
         trial = function(space.pixels(values[0]), pairs.start_labels)
         cosine = inner(trial.gradients, target) / lengths(trial.gradients).clamp_min(1e-12)
         outputs = trial.outputs[..., : network.num_classes]
-        return terms(_distance(values[0], image), outputs, logits, alpha, beta) - cosine
+        return terms(_distance(values[0], image), outputs, logits, alpha, weight) - cosine
 
     begun = Variable(start=space.standardize(pairs.start_inputs))
     # The search bears the rounding of tf32; what leaves is computed afterwards, in the client's own precision.
-    runtime = replace(network.runtime.named("conceal"), precision="tf32")
+    # Logits that hardly depend on the image do not: the unit of `scaled` may be smaller than that rounding.
+    precision = network.runtime.precision if objective == "scaled" else "tf32"
+    runtime = replace(network.runtime.named("conceal"), precision=precision)
     with runtime.numerics():
         found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=steps, decay=True, runtime=runtime)
     return space.pixels(found.values[0])
@@ -127,22 +133,35 @@ def project(changed: Gradients, plain: Gradients, *, margin: float) -> Gradients
         margin: at least so much of the plain gradient is added where there is something to turn.
     """
     wide, other = (tuple(tensor.double() for tensor in update) for update in (changed, plain))
-    product, square = inner(wide, other), inner(other, other).clamp_min(1e-60)
-    # Rounding the entries of the result must not push the product below zero again.
-    slack = 4 * torch.finfo(changed[0].dtype).eps * lengths(wide) / square.sqrt()
-    needed = (-product / square + slack).clamp_min(margin)
-    added = torch.where(product < 0, needed, 0).to(changed[0].dtype)
+    product, square = inner(wide, other), inner(other, other)
+    # Who computes the plain gradient again, in another stack or by another kernel, gets one that differs in the last
+    # digits, by about ten roundings of its length; the product with that one must not be negative either.
+    least = _AGREEMENT * torch.finfo(changed[0].dtype).eps * lengths(wide) * square.sqrt()
+    needed = ((least - product) / square.clamp_min(1e-60)).clamp_min(margin)
+    added = torch.where(product < least, needed, 0).to(changed[0].dtype)
     return tuple(c + spread(added, p) * p for c, p in zip(changed, plain, strict=True))
 
 
-def _paper_terms(apart: Tensor, outputs: Tensor, logits: Tensor, alpha: float, beta: float) -> Tensor:
+def _unit_distance(pairs: Pairs, logits: Tensor) -> Tensor:
+    """Return (M,) how far the outputs of the starts are from `logits`, those of the sensitive samples.
+
+    A start that comes out as the sensitive sample does, to rounding, tells no unit; the paper's own, 1, is left to it.
+    """
+    network = pairs.network
+    begun = network.function(pairs.start_inputs)(pairs.start_inputs, pairs.start_labels).outputs.detach()
+    distance = _lengths_of(begun[..., : network.num_classes] - logits)
+    rounding = 10 * torch.finfo(logits.dtype).eps * _lengths_of(logits)
+    return torch.where(distance > rounding, distance, 1.0)
+
+
+def _paper_terms(apart: Tensor, outputs: Tensor, logits: Tensor, alpha: float, beta: float | Tensor) -> Tensor:
     """Return alpha / ||x - x_s|| + beta ||f(x) - f(x_s)||, Eq. 5 and 6."""
     return alpha / apart.clamp_min(1e-12) + beta * _distance(outputs, logits)
 
 
-def _release_terms(apart: Tensor, outputs: Tensor, logits: Tensor, alpha: float, beta: float) -> Tensor:
+def _release_terms(apart: Tensor, outputs: Tensor, logits: Tensor, alpha: float, beta: float | Tensor) -> Tensor:
     """Return what the release minimizes: a distance that saturates, and a relative one of the outputs."""
-    relative: Tensor = _distance(outputs, logits) / torch.linalg.vector_norm(logits.flatten(1), dim=1).clamp_min(1e-12)
+    relative = _distance(outputs, logits) / _lengths_of(logits).clamp_min(1e-12)
     return 1 + (-alpha * apart).exp() + beta * (relative - _LOGIT_OFFSET)
 
 
@@ -150,6 +169,11 @@ def _distance(first: Tensor, second: Tensor) -> Tensor:
     # The root has no derivative at zero, where a sample that starts at its own place would be.
     squares: Tensor = (first - second).square().flatten(1).sum(1)
     return (squares + 1e-24).sqrt()
+
+
+def _lengths_of(outputs: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(outputs.flatten(1), dim=1)
+    return found
 
 
 def _unit(update: Gradients) -> Gradients:

@@ -35,7 +35,8 @@ class DCS2(StepDefense):
 
     Args:
         preset: the paper's weights against gradient `matching`, `imprint` modules and `generative` priors.
-        objective: `paper`, or `release` with its bounded distance and relative logit term, whose own weights it uses.
+        objective: `paper`; `scaled`, the same with each pair's logit distance in units of that at its start; `release`
+            with its bounded distance and relative logit term, whose own weights it uses.
         start: another sample of the `batch` with another label, an image of the client's `pool`, or `noise`.
         mixing: lambda, the share of a concealed sample's own label; None for 0.3 of the paper, 0.7 of the release.
         projection: `closest` gradient that agrees with the batch's (Eq. 8), `margin` adds half of that at least, as
@@ -63,10 +64,10 @@ class DCS2(StepDefense):
     card: ClassVar[Card] = Card(
         fails="against who knows of it and explains the update by further images; for samples that are not marked; "
         "in batches of one label, where concealed samples start at noise; imprint blocks with many bins sort "
-        "concealed and sensitive samples apart",
+        "concealed and sensitive samples apart, few bins too where logits hardly depend on the image, unless scaled",
         costs="1,000 gradients and their derivatives per step and sensitive sample at the default preset, all "
         "samples of a stack side by side; a client of several local steps pays for each of them",
-        suggested="preset=matching; preset=imprint where the server may change the architecture",
+        suggested="preset=matching; preset=imprint,objective=scaled where the server may change the architecture",
         interacts="soteria and dp-sgd compute the gradient in their own way and cannot be combined with it; noise "
         "after it protects the samples that are not marked, and breaks the promise that the update "
         "agrees with the plain one; mixup and InstaHide leave few labels that differ",
@@ -131,7 +132,8 @@ class DCS2(StepDefense):
         self, plain: Gradients, network: StackedNetwork, data: Protected, marked: Tensor, streams: Streams
     ) -> Gradients:
         """Add the gradients of concealed samples, under their own label and under the sensitive one (Eq. 7)."""
-        alpha, beta, steps = _PRESETS[self.preset] if self.objective == "paper" else _RELEASE
+        released = self.objective == "release"
+        alpha, beta, steps = _RELEASE if released else _PRESETS[self.preset]
         pairs = pair(network, data, marked, start=self.start, copies=self.concealed, streams=streams)
         hidden = conceal(
             pairs,
@@ -140,10 +142,9 @@ class DCS2(StepDefense):
             beta=beta if self.beta is None else self.beta,
             steps=self.steps or steps,
         )
-        standard = 0.3 if self.objective == "paper" else 0.7
-        share = standard if self.mixing is None else self.mixing
+        share = self.mixing if self.mixing is not None else 0.7 if released else 0.3
         added = pairs.mean_gradients(hidden, share=share, victims=len(marked))
         # The release divides by the number of its loss terms, which changes the length of the step alone.
-        terms = 1 if self.objective == "paper" else 3 if 0 < share < 1 else 2
+        terms = 1 if not released else 3 if 0 < share < 1 else 2
         divisor = torch.where(marked.any(1), terms, 1)
         return tuple((g + a) / spread(divisor, g) for g, a in zip(plain, added, strict=True))
