@@ -15,26 +15,25 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
-def test_rmse_is_capped_sample_by_sample_and_by_its_median(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rmse_is_capped_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     spn = load("spn", monkeypatch)
     truth = torch.rand(4, 1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     null = torch.tensor([[0.2], [0.3], [0.5], [0.6]])
     stand = spn.Stand(batch=spn.Batch(truth, torch.zeros(4, 1, dtype=torch.long)), model=None, null=null, seed=0)
-    assert stand.score(0.75 * truth)["capped median"] == pytest.approx(0.25, rel=1e-4)
-    assert stand.score(0.75 * truth)["rmse"]["median"] == pytest.approx(0.25, rel=1e-4)
-    assert stand.score(0.55 * truth)["capped median"] == pytest.approx(0.4)
-    assert stand.score(0.55 * truth)["rmse"]["median"] == pytest.approx((0.3 + 0.45) / 2, rel=1e-4)
-    assert spn.median(torch.tensor([torch.inf, 0.1, torch.inf, torch.inf])) == torch.inf
+    assert stand.score(0.75 * truth)["rmse"]["values"] == pytest.approx([0.2, 0.25, 0.25, 0.25], rel=1e-4)
 
 
-def test_saturated_medians_share_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_in_units_of_the_caps_do_saturated_medians_share_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     spn = load("spn", monkeypatch)
     assert spn.correlation([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]) == pytest.approx(0.8728715609)
     assert spn.correlation([0.4] * 8) is None
-    claims = [spn.claim({name: 0.79 + 0.02 * i}, name, "words", 4) for i, name in enumerate(spn.SPEARMAN)]
-    assert [(one["statistic"], one["holds"]) for one in claims] == [
-        ("spearman", False), ("spearman, capped median", True)
-    ]  # fmt: skip
+    null = [0.2, 0.3, 0.5, 0.6]
+    lower = [0.2, 0.3, 0.4, 0.6]  # one of four below its cap
+    rows = [[0.01] * 4, [0.02] * 4, [0.03] * 4, null, null, null, null, lower]
+    cell = {f"alpha2 {alpha2:g}": {"rmse": {"values": row}} for alpha2, row in zip(spn.ALPHAS, rows, strict=True)}
+    plain, shares = spn.correlated({"null": {"values": null}, **cell}, 4)
+    assert (plain["holds"], shares["holds"]) == (False, True)
+    assert shares["value"] == pytest.approx(0.8728715609)
 
 
 def test_claims_name_the_convention_of_ssim_and_the_defense(monkeypatch: pytest.MonkeyPatch) -> None:
