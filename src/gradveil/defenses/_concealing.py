@@ -22,6 +22,7 @@ Objective: TypeAlias = Literal["paper", "scaled", "release"]
 
 _LOGIT_OFFSET = 0.01  # a constant of the release, without influence on the minimum
 _LR = 0.1
+_LIGHT = 1.0  # weight of the logit term up to which its rounding does not matter
 _AGREEMENT = 100  # smallest cosine of plain and projected gradients, in units of the rounding of a number
 
 
@@ -116,8 +117,9 @@ def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, st
 
     begun = Variable(start=space.standardize(pairs.start_inputs))
     # The search bears the rounding of tf32; what leaves is computed afterwards, in the client's own precision.
-    # Logits that hardly depend on the image do not: the unit of `scaled` may be smaller than that rounding.
-    precision = network.runtime.precision if objective == "scaled" else "tf32"
+    # Logits that weigh much do not, and the unit of `scaled` may be smaller than that rounding.
+    precise = objective == "scaled" or beta > _LIGHT
+    precision = network.runtime.precision if precise else "tf32"
     runtime = replace(network.runtime.named("conceal"), precision=precision)
     with runtime.numerics():
         found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=steps, decay=True, runtime=runtime)
