@@ -7,7 +7,7 @@ from networks import BY_NAME, CLASSES, SHAPE, build
 from slow_gradients import distance, one_at_a_time, relative_error, slow_matching
 from torch import Tensor
 
-from gradveil.engine import _tapped, trainable
+from gradveil.engine import _taps, trainable
 from gradveil.engine._rectified import Norm, rectified, take_sums
 from gradveil.engine._tapped import TappedGradients
 
@@ -68,7 +68,7 @@ def test_sums_are_found_where_nothing_before_the_norm_is_differentiated_by() -> 
 
 @pytest.mark.parametrize("name", ["batch norm", "residual block", "activation in place"])
 def test_networks_are_differentiated_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tapped, "fuses", lambda _: True)
+    monkeypatch.setattr(_taps, "fuses", lambda _: True)
     model, generator = build(BY_NAME[name]), torch.Generator().manual_seed(3)
     inputs = torch.rand(V, B, *SHAPE, generator=generator, dtype=torch.float64)
     labels = torch.randint(CLASSES, (V, B), generator=generator)

@@ -6,14 +6,13 @@ not even make those: with what it saw A (P, K) and deltas D (P, O), the product 
 pairs of rows of (A1 A2') * (D1 D2'), at 2 P P (K + O) multiplications for square and product instead of P K O.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.engine._tapped import TappedGradients, _Taps
+from gradveil.engine._tapped import TappedGradients
 from gradveil.engine.factors import Factored
 from gradveil.engine.gradients import GradientFunction, Trial
 from gradveil.engine.looped_fallback import patient_function
@@ -66,31 +65,15 @@ def products_of_gradients(gradients: GradientFunction, inputs: Tensor, labels: T
 
 def tapped_products(gradients: TappedGradients, names: tuple[str, ...], inputs: Tensor, labels: Tensor) -> Products:
     """Reduce each layer's gradients before the next layer's are made."""
-    groups, count = inputs.shape[:2]
-    taps, _, losses = gradients._run(inputs.flatten(0, 1)[:, None], labels.repeat_interleave(count)[:, None])
-    found = _layer_by_layer(taps, losses, count, inputs.dtype)
+    (groups, count), dtype = inputs.shape[:2], inputs.dtype
+    found = gradients.reduced(
+        inputs.flatten(0, 1)[:, None],
+        labels.repeat_interleave(count)[:, None],
+        lambda gradient: _of_layer(gradient, count, dtype),
+    )
     absent = Products(inputs.new_zeros(groups, count), inputs.new_zeros(groups, count))
     pairs = [found.get(name, absent) for name in names]
     return Products(*(torch.stack(each) for each in zip(*pairs, strict=True)))
-
-
-def _layer_by_layer(taps: _Taps, losses: Tensor, count: int, dtype: torch.dtype) -> dict[str, Products]:
-    uses = Counter(name for rules in taps._rules for name in rules)
-    deltas = list(taps._deltas(losses, create_graph=False))
-    found: dict[str, Products] = {}
-    sums: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for number, (rules, factors) in enumerate(zip(taps._rules, taps._factors, strict=True)):
-            delta, deltas[number] = deltas[number], None
-            for name, rule in rules.items() if delta is not None else ():
-                assert delta is not None
-                if uses[name] > 1:
-                    # A weight that two layers share has one gradient, which is the sum.
-                    sums[name] = sums[name] + rule(delta) if name in sums else rule(delta)
-                else:
-                    found[name] = _of_layer(factors.get(name, rule)(delta), count, dtype)
-    taps.forget()
-    return {**found, **{name: _of_gradient(total.to(dtype), count) for name, total in sums.items()}}
 
 
 def _of_layer(gradient: Tensor | Factored, count: int, dtype: torch.dtype) -> Products:
