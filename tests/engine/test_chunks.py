@@ -53,12 +53,13 @@ def test_takes_the_chunk_that_was_set(chunk: int, sizes: list[int]) -> None:
     ],
     ids=["CUDA", "Python", "torch on a CPU"],
 )
-def test_halves_the_chunk_until_it_fits(error: Exception) -> None:
+def test_halves_the_chunk_until_it_fits_and_says_so(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(20, fits=3, error=error)
     parts, size = in_chunks(worker, 20, device=CPU, runtime=Runtime(chunk=7))
     assert size == 2
     assert worker.sizes[:3] == [7, 4, 2]
     assert torch.equal(torch.cat(parts), torch.arange(20))
+    assert [entry.getMessage()[:9] for entry in caplog.records] == ["7 victims", "4 victims"]
 
 
 def test_a_chunk_that_fails_late_is_halved_too() -> None:

@@ -1,6 +1,7 @@
 """Cutting a stack of victims into chunks that fit the memory of the device."""
 
 import gc
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,6 +11,7 @@ from gradveil.engine._memory import free, peak
 from gradveil.engine.runtime import Runtime, is_out_of_memory
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _RESERVE = 0.85  # of the free memory is planned with
 _RESERVE_OF_CPU = 0.5  # whose kernels take memory that is not counted, and which has no second try
 _PROBE_VICTIMS = 4
@@ -41,6 +43,7 @@ def in_chunks(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        _log.warning("%d victims at once do not fit the memory of %s; beginning again with half", size, device)
         size = (size + 1) // 2
 
 
