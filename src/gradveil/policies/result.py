@@ -54,8 +54,8 @@ class ScoredPolicy:
     def exposure(self) -> float:
         """What the adversaries that looked at it see on average; infinite where none did.
 
-        Not what the worse of them sees: S_aware is S_pri times a share and seldom the larger, so that the worse one
-        would choose as if there were no informed adversary. An exposure to both is at least half of S_pri.
+        Not what the worse of them sees: among policies that one adversary sees equally well, the one counts that hides
+        more from the other. An exposure to both is at least half of S_pri.
         """
         seen = [score for score in (self.privacy, self.aware) if score is not None]
         return sum(seen) / len(seen) if seen else math.inf
