@@ -9,8 +9,8 @@ defense in one stack, from the same starts: a defender does not choose after see
 sensitive sample, by its place in the batch as the paper has them (`index`) and after assignment (`assigned`).
 `extra-image` is the adversary who knows of concealed samples. `claims` at the end of a file compare with what is
 asked for; the paper's figures stand beside. SSIM is averaged over windows inside the image (`ssim`), and over windows
-around every pixel of an image within black, as in the authors' program (`padded ssim`). `imprint, scaled` has the
-weights of the preset `imprint` and logit distances in units of those at the start.
+around every pixel of an image within black, as in the authors' program (`padded ssim`). All rows have the
+paper's objective but `imprint, scaled`, which is that preset as it comes: logit distances in units of those at first.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def stand_of(chosen: argparse.Namespace, dataset: str, device: torch.device, *, 
     shape, classes = loaded.input_shape, loaded.num_classes
     plain = build(NETWORKS[dataset], input_shape=shape, num_classes=classes, seed=chosen.seed)
     some = loaded.train.inputs(range(min(len(loaded.train), 10_000)))
-    defenses = {str(preset): DCS2(preset=preset, steps=chosen.conceal) for preset in PRESETS}
+    defenses = {str(preset): DCS2(preset=preset, objective="paper", steps=chosen.conceal) for preset in PRESETS}
     defenses[SCALED] = replace(defenses["imprint"], objective="scaled")
     return Stand(
         batch=replace(batch, sensitive=last).to(device),

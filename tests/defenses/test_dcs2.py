@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -246,6 +247,16 @@ def test_agrees_with_the_plain_gradient_in_every_case() -> None:
         DCS2(steps=5, objective="release", start="noise"),
     ):
         assert bool(((flat(update_of(settings)) * plain).sum(1) >= 0).all())
+
+
+@pytest.mark.parametrize(
+    ("preset", "objective"), [("matching", "paper"), ("imprint", "scaled"), ("generative", "paper")]
+)
+def test_each_preset_has_its_objective(
+    preset: Literal["matching", "imprint", "generative"], objective: Objective
+) -> None:
+    as_it_comes = DCS2(preset=preset, steps=3)
+    torch.testing.assert_close(flat(update_of(as_it_comes)), flat(update_of(replace(as_it_comes, objective=objective))))
 
 
 def test_tells_the_server_of_the_original_samples_alone() -> None:

@@ -17,6 +17,7 @@ from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Paper, Protected
 
 _PRESETS = {"matching": (0.1, 1e-3, 1000), "imprint": (30.0, 100.0, 100), "generative": (1.0, 10.0, 1000)}
+_OBJECTIVES: Mapping[str, Objective] = {"matching": "paper", "imprint": "scaled", "generative": "paper"}
 _RELEASE = (0.01, 0.01, 1000)
 
 
@@ -36,7 +37,8 @@ class DCS2(StepDefense):
     Args:
         preset: the paper's weights against gradient `matching`, `imprint` modules and `generative` priors.
         objective: `paper`; `scaled`, the same with each pair's logit distance in units of that at its start; `release`
-            with its bounded distance and relative logit term, whose own weights it uses.
+            with its bounded distance and relative logit term, whose own weights it uses. None for `paper`, but `scaled`
+            for the preset `imprint`, whose logit term weighs nothing where logits hardly depend on the image.
         start: another sample of the `batch` with another label, an image of the client's `pool`, or `noise`.
         mixing: lambda, the share of a concealed sample's own label; None for 0.3 of the paper, 0.7 of the release.
         projection: `closest` gradient that agrees with the batch's (Eq. 8), `margin` adds half of that at least, as
@@ -64,17 +66,18 @@ class DCS2(StepDefense):
     card: ClassVar[Card] = Card(
         fails="against who knows of it and explains the update by further images; for samples that are not marked; "
         "in batches of one label, where concealed samples start at noise; imprint blocks with many bins sort "
-        "concealed and sensitive samples apart, few bins too where logits hardly depend on the image, unless scaled",
+        "concealed and sensitive samples apart; few bins too, with objective=paper, where logits hardly depend on the "
+        "image",
         costs="1,000 gradients and their derivatives per step and sensitive sample at the default preset, all "
         "samples of a stack side by side; a client of several local steps pays for each of them",
-        suggested="preset=matching; preset=imprint,objective=scaled where the server may change the architecture",
+        suggested="preset=matching; preset=imprint where the server may change the architecture",
         interacts="soteria and dp-sgd compute the gradient in their own way and cannot be combined with it; noise "
         "after it protects the samples that are not marked, and breaks the promise that the update "
         "agrees with the plain one; mixup and InstaHide leave few labels that differ",
     )
 
     preset: Literal["matching", "imprint", "generative"] = "matching"
-    objective: Objective = "paper"
+    objective: Objective | None = None
     start: Start = "batch"
     mixing: float | None = None
     projection: Literal["closest", "margin", "none"] = "closest"
@@ -132,12 +135,13 @@ class DCS2(StepDefense):
         self, plain: Gradients, network: StackedNetwork, data: Protected, marked: Tensor, streams: Streams
     ) -> Gradients:
         """Add the gradients of concealed samples, under their own label and under the sensitive one (Eq. 7)."""
-        released = self.objective == "release"
+        objective = self.objective or _OBJECTIVES[self.preset]
+        released = objective == "release"
         alpha, beta, steps = _RELEASE if released else _PRESETS[self.preset]
         pairs = pair(network, data, marked, start=self.start, copies=self.concealed, streams=streams)
         hidden = conceal(
             pairs,
-            objective=self.objective,
+            objective=objective,
             alpha=alpha if self.alpha is None else self.alpha,
             beta=beta if self.beta is None else self.beta,
             steps=self.steps or steps,
