@@ -8,7 +8,7 @@ import torch
 from gradveil.attacks._decode_regression import least_squares, solve_magnitudes
 from gradveil.data import Split, load
 from gradveil.defenses import InstaHide, Loda, Mixup
-from gradveil.engine import Runtime
+from gradveil.engine import Precision, Runtime
 from gradveil.models import build
 from gradveil.models.training import PRESETS, Training, train
 from gradveil.obscuring import objective, obscure_images
@@ -51,18 +51,20 @@ def test_regression_is_exact_where_networks_may_use_tf32() -> None:
     assert float((found.abs() - images.abs()).abs().max()) < 1e-2
 
 
-def test_a_replayed_training_equals_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_replayed_training_equals_an_eager_one(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     split = Split(DIGITS.train.images[:600], DIGITS.train.labels[:600])
     model = build("convnet:width=8", input_shape=DIGITS.input_shape, num_classes=10)
-    settings = Training(epochs=3, batch_size=64, lr=0.05, augment="crop-flip")
+    # Ten steps: after thirty, two eager trainings in float32 differ by a hundredth, as convolutions add in any order.
+    settings = Training(epochs=1, batch_size=60, lr=0.05, augment="crop-flip", precision=precision)
     replayed = train(model, split, training=settings, test=DIGITS.test, device="cuda")
     monkeypatch.setattr("gradveil.models._steps.capture", lambda step, state: None)
     eager = train(model, split, training=settings, test=DIGITS.test, device="cuda")
     for (name, found), expected in zip(
         replayed.network.state_dict().items(), eager.network.state_dict().values(), strict=True
     ):
-        torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-3, msg=name)
-    assert [e.loss for e in replayed.history] == pytest.approx([e.loss for e in eager.history], rel=1e-2)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5, msg=name)
+    assert [e.loss for e in replayed.history] == pytest.approx([e.loss for e in eager.history], rel=1e-4)
 
 
 @pytest.mark.parametrize("defense", [Mixup(k=4, classes=10), InstaHide(k=4, classes=10, mean=(0.3,))], ids=str)
