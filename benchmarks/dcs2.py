@@ -11,6 +11,8 @@ sensitive sample, by its place in the batch as the paper has them (`index`) and 
 asked for; the paper's figures stand beside. SSIM is averaged over windows inside the image (`ssim`), and over windows
 around every pixel of an image within black, as in the authors' program (`padded ssim`). All rows have the
 paper's objective but `imprint, scaled`, which is that preset as it comes: logit distances in units of those at first.
+In the row `matching, as heavy as the batch` the concealed sample weighs as much as the whole batch, as in the authors'
+program; in the others as much as one of its samples.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from gradveil.types import Auxiliary
 Preset: TypeAlias = Literal["matching", "imprint", "generative"]
 PRESETS: tuple[Preset, ...] = ("matching", "imprint", "generative")
 SCALED = "imprint, scaled"
+HEAVY = "matching, as heavy as the batch"
 SCORES = {"psnr": PSNR(), "ssim": SSIM(), "padded ssim": SSIM(padding="zeros")}
 PARTS = ("mnist", "mnist-imprint", "cifar10", "cifar10-imprint", "cost")
 NETWORKS = {"mnist": "lenet", "cifar10": "convnet:width=32"}
@@ -116,6 +119,7 @@ def stand_of(chosen: argparse.Namespace, dataset: str, device: torch.device, *, 
     some = loaded.train.inputs(range(min(len(loaded.train), 10_000)))
     defenses = {str(preset): DCS2(preset=preset, objective="paper", steps=chosen.conceal) for preset in PRESETS}
     defenses[SCALED] = replace(defenses["imprint"], objective="scaled")
+    defenses[HEAVY] = replace(defenses["matching"], weight="batch")
     return Stand(
         batch=replace(batch, sensitive=last).to(device),
         model=normalized(plain, loaded.mean, loaded.std).to(device).eval(),
@@ -263,7 +267,7 @@ def sorted_apart(cells: Mapping[str, Mapping[str, object]], way: str) -> Iterato
 def agreed(cells: Mapping[str, Mapping[str, object]]) -> Iterator[dict[str, object]]:
     for name, cell in cells.items():
         rows = cell if name == "agreement" else sub(cell, "agreement")
-        for row in (row for row in (*PRESETS, SCALED) if row in rows):
+        for row in (row for row in (*PRESETS, SCALED, HEAVY) if row in rows):
             value = number(sub(rows, row), "smallest product")
             yield claim(f"{name}; defense {row}: product with the plain gradient", value, 0, least)
 

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -12,8 +11,19 @@ from torch import Tensor
 
 from gradveil.client import Client, stacked_network
 from gradveil.defenses import DCS2, SPN, StackedNetwork
-from gradveil.defenses._concealing import Objective, Pairs, Start, _paper_terms, _release_terms, conceal, pair, project
-from gradveil.defenses.dcs2 import _PRESETS
+from gradveil.defenses._concealing import (
+    RECIPES,
+    Objective,
+    Pairs,
+    Preset,
+    Recipe,
+    Start,
+    _paper_terms,
+    _release_terms,
+    conceal,
+    pair,
+    project,
+)
 from gradveil.engine import Runtime, normalized
 from gradveil.errors import DataError
 from gradveil.streams import Streams
@@ -48,7 +58,7 @@ def cosines(pairs: Pairs, images: Tensor) -> Tensor:
 @pytest.mark.parametrize("start", ["batch", "noise"])
 def test_concealed_samples_get_the_gradient_of_sensitive_ones_and_look_different(start: Start) -> None:
     pairs = pairs_of(private(), start=start)
-    hidden = conceal(pairs, objective="paper", alpha=0.1, beta=1e-3, steps=60)
+    hidden = conceal(pairs, Recipe("paper", 0.1, 1e-3, 60))
     before, after = cosines(pairs, pairs.start_inputs), cosines(pairs, hidden)
     # Outputs near uniform bound what another label can reach: its bias gradient stays at an obtuse angle.
     assert float((after - before).mean()) > 0.3
@@ -95,10 +105,10 @@ def literally_scaled(pairs: Pairs, index: int, *, alpha: float, beta: float, ste
 
 def test_the_scaled_objective_measures_logits_in_units_of_their_distance_at_the_start() -> None:
     pairs = pairs_of(private())
-    hidden = conceal(pairs, objective="scaled", alpha=2.0, beta=0.7, steps=8)
+    hidden = conceal(pairs, Recipe("scaled", 2.0, 0.7, 8))
     for index in (0, 5, 10):
         torch.testing.assert_close(hidden[index], literally_scaled(pairs, index, alpha=2.0, beta=0.7, steps=8))
-    unscaled = conceal(pairs, objective="paper", alpha=2.0, beta=0.7, steps=8)
+    unscaled = conceal(pairs, Recipe("paper", 2.0, 0.7, 8))
     assert float((hidden - unscaled).abs().flatten(1).amax(1).median()) > 1e-2
 
 
@@ -113,10 +123,10 @@ def with_small_logits(pairs: Pairs) -> Pairs:
 
 def test_only_the_scaled_objective_brings_small_logits_together() -> None:
     pairs = with_small_logits(pairs_of(private()))
-    alpha, beta, _ = _PRESETS["imprint"]
+    alpha, beta = RECIPES["imprint"].alpha, RECIPES["imprint"].beta
 
     def left(objective: Objective) -> Tensor:
-        hidden = conceal(pairs, objective=objective, alpha=alpha, beta=beta, steps=40)
+        hidden = conceal(pairs, Recipe(objective, alpha, beta, 40))
         truth, begun, found = (pairs.network.model(x.flatten(0, 1)) for x in (pairs.inputs, pairs.start_inputs, hidden))
         shares: Tensor = (found - truth).norm(dim=1) / (begun - truth).norm(dim=1)
         return shares.detach()
@@ -129,12 +139,10 @@ def test_a_start_with_the_sensitive_logits_keeps_the_unit_of_the_paper_and_other
     pairs = pairs_of(private())
     starts = torch.cat([pairs.inputs[:1], pairs.start_inputs[1:]])
     same = replace(pairs, start_inputs=starts)
-    scaled, paper = (
-        conceal(same, objective=objective, alpha=2.0, beta=0.7, steps=4) for objective in ("scaled", "paper")
-    )
+    scaled, paper = (conceal(same, Recipe(objective, 2.0, 0.7, 4)) for objective in ("scaled", "paper"))
     assert bool(scaled.isfinite().all())
     assert torch.equal(scaled[0], paper[0])
-    torch.testing.assert_close(scaled[1:], conceal(pairs, objective="scaled", alpha=2.0, beta=0.7, steps=4)[1:])
+    torch.testing.assert_close(scaled[1:], conceal(pairs, Recipe("scaled", 2.0, 0.7, 4))[1:])
 
 
 @pytest.mark.parametrize("start", ["batch", "pool", "noise"])
@@ -215,14 +223,14 @@ def test_shares_the_mixed_gradient_of_batch_and_concealed_samples(objective: Obj
         client, data, parameters={}, buffers={}, streams=STREAMS, runtime=Runtime(precision="float32")
     )
     pairs = pair(own, data, ALL, start="batch", copies=2, streams=STREAMS)
-    hidden = conceal(pairs, objective=objective, alpha=0.2, beta=1e-3, steps=3)
+    hidden = conceal(pairs, Recipe(objective, 0.2, 1e-3, 3))
     for victim in range(VICTIMS):
         mine = pairs.owners == victim
         images, model = hidden[mine].flatten(0, 1), network()
         terms = [
             (1.0, loop_gradient(model, batch.inputs[victim], batch.labels[victim])),
-            (0.4, loop_gradient(model, images, pairs.start_labels[mine].flatten())),
-            (0.6, loop_gradient(model, images, pairs.labels[mine].flatten())),
+            (2 * 0.4, loop_gradient(model, images, pairs.start_labels[mine].flatten())),  # twice as many as samples
+            (2 * 0.6, loop_gradient(model, images, pairs.labels[mine].flatten())),
         ]
         expected = sum(weight * torch.cat([t.flatten() for t in gradient]) for weight, gradient in terms)
         torch.testing.assert_close(shared[victim], expected)
@@ -252,11 +260,19 @@ def test_agrees_with_the_plain_gradient_in_every_case() -> None:
 @pytest.mark.parametrize(
     ("preset", "objective"), [("matching", "paper"), ("imprint", "scaled"), ("generative", "paper")]
 )
-def test_each_preset_has_its_objective(
-    preset: Literal["matching", "imprint", "generative"], objective: Objective
-) -> None:
+def test_each_preset_has_its_objective(preset: Preset, objective: Objective) -> None:
     as_it_comes = DCS2(preset=preset, steps=3)
     torch.testing.assert_close(flat(update_of(as_it_comes)), flat(update_of(replace(as_it_comes, objective=objective))))
+
+
+def test_concealed_samples_weigh_as_one_of_the_batch_each_or_together_as_the_batch() -> None:
+    heavy = DCS2(steps=3, concealed=2, projection="none")
+    plain = flat(update_of())
+    for sensitive in (1, SIZE):
+        own = replace(heavy, fraction=sensitive / SIZE)
+        together = flat(update_of(replace(own, weight="batch"))) - plain
+        each = flat(update_of(own)) - plain
+        torch.testing.assert_close(each, together * 2 * sensitive / SIZE)
 
 
 def test_tells_the_server_of_the_original_samples_alone() -> None:
@@ -274,7 +290,8 @@ def test_leaves_the_private_head_of_another_defense_alone() -> None:
 
 
 def test_presets_are_those_of_the_paper() -> None:
-    assert _PRESETS == {"matching": (0.1, 0.001, 1000), "imprint": (30, 100, 100), "generative": (1, 10, 1000)}
+    found = {preset: (recipe.alpha, recipe.beta, recipe.steps) for preset, recipe in RECIPES.items()}
+    assert found == {"matching": (0.1, 0.001, 1000), "imprint": (30, 100, 100), "generative": (1, 10, 1000)}
     with pytest.raises(ValueError, match="mixing"):
         DCS2(mixing=1.5)
     with pytest.raises(ValueError, match="concealed"):

@@ -1,7 +1,8 @@
 """Concealed samples: other images that have nearly the gradient of a sensitive one."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,38 @@ Start: TypeAlias = Literal["batch", "pool", "noise"]
 Objective: TypeAlias = Literal["paper", "scaled", "release"]
 """The paper's; that with logit distances in units of the one at the start; or its release's."""
 
+Preset: TypeAlias = Literal["matching", "imprint", "generative"]
+"""The attack that the weights were chosen against."""
+
 _LOGIT_OFFSET = 0.01  # a constant of the release, without influence on the minimum
 _LR = 0.1
 _LIGHT = 1.0  # weight of the logit term up to which its rounding does not matter
 _AGREEMENT = 100  # smallest cosine of plain and projected gradients, in units of the rounding of a number
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How concealed samples are made.
+
+    Args:
+        objective: what they minimize.
+        alpha: weight of looking different.
+        beta: weight of similar outputs.
+        steps: of Adam.
+    """
+
+    objective: Objective
+    alpha: float
+    beta: float
+    steps: int
+
+
+RECIPES: Final[Mapping[Preset, Recipe]] = {
+    "matching": Recipe("paper", 0.1, 1e-3, 1000),
+    "imprint": Recipe("scaled", 30.0, 100.0, 100),
+    "generative": Recipe("paper", 1.0, 10.0, 1000),
+}
+RELEASE: Final = Recipe("release", 0.01, 0.01, 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +75,19 @@ class Pairs:
     start_inputs: Tensor
     start_labels: Tensor
 
-    def mean_gradients(self, concealed: Tensor, *, share: float, victims: int) -> Gradients:
-        """Return the mean gradients of concealed pixels, (V, *shape), by `share` under their own labels."""
+    def gradients(self, concealed: Tensor, *, share: float, divisors: Tensor) -> Gradients:
+        """Sum the gradients of each victim's concealed pixels, by `share` under their own labels, and divide.
+
+        Args:
+            concealed: (M, 1, C, H, W).
+            share: of their own labels; the rest is of the sensitive ones.
+            divisors: (V,) by which the sums of the victims are divided.
+        """
         function = self.network.function(concealed)
         own, other = (function(concealed, labels).gradients for labels in (self.start_labels, self.labels))
-        counts = torch.bincount(self.owners, minlength=victims).clamp_min(1)
         return tuple(
-            _mean_by(self.owners, share * a + (1 - share) * b, counts) for a, b in zip(own, other, strict=True)
+            _sum_by(self.owners, share * a + (1 - share) * b, len(divisors)) / spread(divisors, a)
+            for a, b in zip(own, other, strict=True)
         )
 
 
@@ -85,17 +120,33 @@ def pair(
     )
 
 
-def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, steps: int) -> Tensor:
+def choose_sensitive(
+    data: Protected, sensitive: Tensor | None, *, fraction: float, classes: Sequence[int], streams: Streams
+) -> Tensor:
+    """Return (V, B), the samples to conceal: those that mask, classes and fraction all name."""
+    size, device = data.inputs.shape[1], data.inputs.device
+    marked = streams.permutation("dcs2/sensitive", size, device=device) < round(fraction * size)
+    if classes:
+        hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
+        marked = marked & torch.isin(hard, torch.tensor(classes, device=device))
+    if sensitive is None:
+        return marked
+    if sensitive.shape != marked.shape:
+        raise DataError(
+            f"sensitive samples are marked as {tuple(sensitive.shape)}, but another defense made "
+            f"{tuple(marked.shape)} of them; mark by class or fraction"
+        )
+    return marked & sensitive.to(device)
+
+
+def conceal(pairs: Pairs, recipe: Recipe) -> Tensor:
     """Move images until they have the gradient of sensitive ones, look different, and come out alike.
 
     All of them are optimized side by side, each matched to its own sensitive sample.
 
     Args:
         pairs: what to conceal, and where to start.
-        objective: what they minimize.
-        alpha: weight of looking different.
-        beta: weight of similar outputs.
-        steps: of Adam.
+        recipe: what they minimize, and for how long.
 
     Returns:
         (M, 1, C, H, W) pixels of any range.
@@ -106,8 +157,9 @@ def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, st
     target = _unit(tuple(gradient.detach() for gradient in truth.gradients))
     logits = truth.outputs.detach()[..., : network.num_classes]
     image = space.standardize(pairs.inputs)
-    terms = _release_terms if objective == "release" else _paper_terms
-    weight = beta / _unit_distance(pairs, logits) if objective == "scaled" else beta
+    alpha, beta, scaled = recipe.alpha, recipe.beta, recipe.objective == "scaled"
+    terms = _release_terms if recipe.objective == "release" else _paper_terms
+    weight = beta / _unit_distance(pairs, logits) if scaled else beta
 
     def score(values: tuple[Tensor, ...]) -> Tensor:
         trial = function(space.pixels(values[0]), pairs.start_labels)
@@ -118,11 +170,10 @@ def conceal(pairs: Pairs, *, objective: Objective, alpha: float, beta: float, st
     begun = Variable(start=space.standardize(pairs.start_inputs))
     # The search bears the rounding of tf32; what leaves is computed afterwards, in the client's own precision.
     # Logits that weigh much do not, and the unit of `scaled` may be smaller than that rounding.
-    precise = objective == "scaled" or beta > _LIGHT
-    precision = network.runtime.precision if precise else "tf32"
+    precision = network.runtime.precision if scaled or beta > _LIGHT else "tf32"
     runtime = replace(network.runtime.named("conceal"), precision=precision)
     with runtime.numerics():
-        found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=steps, decay=True, runtime=runtime)
+        found = minimize(score, [begun], optimizer=Adam(lr=_LR), steps=recipe.steps, decay=True, runtime=runtime)
     return space.pixels(found.values[0])
 
 
@@ -183,9 +234,8 @@ def _unit(update: Gradients) -> Gradients:
     return tuple(tensor / spread(norm, tensor) for tensor in update)
 
 
-def _mean_by(owners: Tensor, tensor: Tensor, counts: Tensor) -> Tensor:
-    summed = tensor.new_zeros(len(counts), *tensor.shape[1:]).index_add(0, owners, tensor.detach())
-    return summed / spread(counts, summed)
+def _sum_by(owners: Tensor, tensor: Tensor, victims: int) -> Tensor:
+    return tensor.new_zeros(victims, *tensor.shape[1:]).index_add(0, owners, tensor.detach())
 
 
 def _starts(

@@ -9,16 +9,22 @@ from torch import Tensor
 from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, StepDefense, StepResult
-from gradveil.defenses._concealing import Objective, Start, conceal, pair, project
+from gradveil.defenses._concealing import (
+    RECIPES,
+    RELEASE,
+    Objective,
+    Preset,
+    Recipe,
+    Start,
+    choose_sensitive,
+    conceal,
+    pair,
+    project,
+)
 from gradveil.defenses._network import StackedNetwork
 from gradveil.engine import spread
-from gradveil.errors import DataError
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Paper, Protected
-
-_PRESETS = {"matching": (0.1, 1e-3, 1000), "imprint": (30.0, 100.0, 100), "generative": (1.0, 10.0, 1000)}
-_OBJECTIVES: Mapping[str, Objective] = {"matching": "paper", "imprint": "scaled", "generative": "paper"}
-_RELEASE = (0.01, 0.01, 1000)
 
 
 @final
@@ -41,6 +47,8 @@ class DCS2(StepDefense):
             for the preset `imprint`, whose logit term weighs nothing where logits hardly depend on the image.
         start: another sample of the `batch` with another label, an image of the client's `pool`, or `noise`.
         mixing: lambda, the share of a concealed sample's own label; None for 0.3 of the paper, 0.7 of the release.
+        weight: each concealed sample weighs as much as one `sample` of the batch, or all together as the whole `batch`
+            does, as the release has it; None for the objective's own.
         projection: `closest` gradient that agrees with the batch's (Eq. 8), `margin` adds half of that at least, as
             the release does, `none` is plain DCS².
         concealed: samples per sensitive one.
@@ -67,7 +75,7 @@ class DCS2(StepDefense):
         fails="against who knows of it and explains the update by further images; for samples that are not marked; "
         "in batches of one label, where concealed samples start at noise; imprint blocks with many bins sort "
         "concealed and sensitive samples apart; few bins too, with objective=paper, where logits hardly depend on the "
-        "image",
+        "image; weight=batch rules the training where few samples of a large batch are sensitive",
         costs="1,000 gradients and their derivatives per step and sensitive sample at the default preset, all "
         "samples of a stack side by side; a client of several local steps pays for each of them",
         suggested="preset=matching; preset=imprint where the server may change the architecture",
@@ -76,10 +84,11 @@ class DCS2(StepDefense):
         "agrees with the plain one; mixup and InstaHide leave few labels that differ",
     )
 
-    preset: Literal["matching", "imprint", "generative"] = "matching"
+    preset: Preset = "matching"
     objective: Objective | None = None
     start: Start = "batch"
     mixing: float | None = None
+    weight: Literal["sample", "batch"] | None = None
     projection: Literal["closest", "margin", "none"] = "closest"
     concealed: int = 1
     fraction: float = 1.0
@@ -103,7 +112,7 @@ class DCS2(StepDefense):
         found = network(data.inputs, data.labels)
         plain = tuple(gradient.detach() for gradient in found.gradients)
         result = StepResult(plain, data, {name: tensor.detach() for name, tensor in found.buffers.items()})
-        marked = self._marked(data, sensitive, streams)
+        marked = choose_sensitive(data, sensitive, fraction=self.fraction, classes=self.classes, streams=streams)
         if not bool(marked.any()):
             return result
         # Private parameters do not leave, so that they are neither matched nor changed.
@@ -115,40 +124,27 @@ class DCS2(StepDefense):
         protected = tuple(by_name.get(name, g) for name, g in zip(network.names, plain, strict=True))
         return replace(result, gradients=protected)
 
-    def _marked(self, data: Protected, sensitive: Tensor | None, streams: Streams) -> Tensor:
-        """Return (V, B), the samples to protect."""
-        size, device = data.inputs.shape[1], data.inputs.device
-        marked = streams.permutation("dcs2/sensitive", size, device=device) < round(self.fraction * size)
-        if self.classes:
-            hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
-            marked = marked & torch.isin(hard, torch.tensor(self.classes, device=device))
-        if sensitive is None:
-            return marked
-        if sensitive.shape != marked.shape:
-            raise DataError(
-                f"sensitive samples are marked as {tuple(sensitive.shape)}, but another defense made "
-                f"{tuple(marked.shape)} of them; mark by class or fraction"
-            )
-        return marked & sensitive.to(device)
-
     def _obfuscate(
         self, plain: Gradients, network: StackedNetwork, data: Protected, marked: Tensor, streams: Streams
     ) -> Gradients:
         """Add the gradients of concealed samples, under their own label and under the sensitive one (Eq. 7)."""
-        objective = self.objective or _OBJECTIVES[self.preset]
-        released = objective == "release"
-        alpha, beta, steps = _RELEASE if released else _PRESETS[self.preset]
         pairs = pair(network, data, marked, start=self.start, copies=self.concealed, streams=streams)
-        hidden = conceal(
-            pairs,
-            objective=objective,
-            alpha=alpha if self.alpha is None else self.alpha,
-            beta=beta if self.beta is None else self.beta,
-            steps=self.steps or steps,
-        )
+        hidden = conceal(pairs, self._recipe())
+        released = self.objective == "release"
         share = self.mixing if self.mixing is not None else 0.7 if released else 0.3
-        added = pairs.mean_gradients(hidden, share=share, victims=len(marked))
+        together = released if self.weight is None else self.weight == "batch"
+        weighed_by = marked.sum(1) * self.concealed if together else torch.ones_like(marked, dtype=torch.int64).sum(1)
+        added = pairs.gradients(hidden, share=share, divisors=weighed_by.clamp_min(1))
         # The release divides by the number of its loss terms, which changes the length of the step alone.
         terms = 1 if not released else 3 if 0 < share < 1 else 2
         divisor = torch.where(marked.any(1), terms, 1)
         return tuple((g + a) / spread(divisor, g) for g, a in zip(plain, added, strict=True))
+
+    def _recipe(self) -> Recipe:
+        own = RELEASE if self.objective == "release" else RECIPES[self.preset]
+        return Recipe(
+            objective=self.objective or own.objective,
+            alpha=own.alpha if self.alpha is None else self.alpha,
+            beta=own.beta if self.beta is None else self.beta,
+            steps=self.steps or own.steps,
+        )
