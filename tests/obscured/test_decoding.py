@@ -155,6 +155,39 @@ def test_refinement_mends_a_wrong_assignment() -> None:
     assert float((mended - truth).abs().max()) < 0.02 < float((wrong - truth).abs().max())
 
 
+def test_refinement_finds_an_image_that_no_cluster_stood_for() -> None:
+    private, seen = encoded(Mixup(k=3, classes=10), images=10, rounds=30)
+    assert seen.weights is not None
+    pixels, chosen = seen.images[0].flatten(1), seen.weights[0] > 0
+    lost = torch.cat([chosen[:, :9], chosen[:, :1]], 1).double()
+    begun = lost / lost.sum(1, keepdim=True).clamp_min(1)
+
+    def worst(rounds: int) -> float:
+        found = refine(begun, pixels, k=3, flipped=False, rounds=rounds, runtime=Runtime())
+        images = least_squares(found[None], pixels[None]).view(1, 10, *private.shape[2:])
+        return float(matched(images.clamp(0, 1), private).min())
+
+    assert worst(2) < 20
+    assert worst(40) > 40
+
+
+def test_refinement_keeps_the_best_fit_and_stops_where_no_better_one_comes() -> None:
+    _, seen = encoded(Mixup(k=2, classes=10), images=6, rounds=12)
+    assert seen.weights is not None
+    truth, pixels = seen.weights[0], seen.images[0].flatten(1)
+    turns = []
+
+    def counted(gains: Tensor, *, k: int) -> Tensor:
+        turns.append(k)
+        return assign(gains, k=k)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradveil.attacks._decode_refinement.assign", counted)
+        found = refine(truth, pixels, k=2, flipped=False, rounds=200, runtime=Runtime())
+    torch.testing.assert_close(found, truth, atol=1e-6, rtol=0)
+    assert len(turns) < 60
+
+
 def test_assignment_is_the_best_of_all() -> None:
     gains = Streams(purpose="test").bind(1).normal("gains", (4, 4))[0]
     found = assign(gains, k=2, slack=1.0)

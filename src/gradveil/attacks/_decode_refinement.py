@@ -1,5 +1,7 @@
 """Who is in which mixture, judged again from the images found so far."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,16 +10,22 @@ from gradveil.attacks._decode_regression import least_squares, solve_magnitudes
 from gradveil.engine import Runtime
 from gradveil.engine.runtime import exact_products
 
+_PATIENCE = 15  # turns without a better fit after which nothing more is to be expected
+_BETTER = 0.99  # of the misfit so far is a better fit
+
 
 def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int, runtime: Runtime) -> Tensor:
     """Solve for images, fit every mixture by them, assign again, in turns: a dictionary that learns its own entries.
+
+    An image that no cluster stood for grows slowly out of what the others leave over, so that many turns pay. The best
+    fit is kept, and without a better one for a while no more turns are taken.
 
     Args:
         weights: (N, P), how much of each image is taken to be in each encoding; rows keep their sums.
         seen: (N, D) encodings around the mean.
         k: images of an encoding.
         flipped: whether only magnitudes of the encodings count.
-        rounds: turns.
+        rounds: turns at most.
         runtime: of the regression.
 
     Returns:
@@ -30,13 +38,21 @@ def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int,
         True
     """
     totals = weights.sum(1, keepdim=True)
-    for _ in range(rounds):
+    best, least, waited = weights, math.inf, 0
+    for turn in range(rounds + 1):
         with exact_products():
             signed, images = _signed(weights, seen, flipped=flipped, runtime=runtime)
+            misfit = float((weights @ images - signed).square().mean())
+        waited = 0 if misfit < _BETTER * least else waited + 1
+        if misfit < least:
+            best, least = weights, misfit
+        if turn == rounds or waited == _PATIENCE:
+            break
+        with exact_products():
             shares = fit_shares(images, signed)
         kept = shares * assign(shares, k=k)
         weights = totals * kept / kept.sum(1, keepdim=True).clamp_min(1e-6)
-    return weights
+    return best
 
 
 def fit_shares(images: Tensor, mixtures: Tensor, *, steps: int = 300) -> Tensor:

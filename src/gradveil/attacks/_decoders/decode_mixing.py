@@ -40,7 +40,7 @@ class DecodeMixing(Decoder):
         pairs: of encodings in a step.
         width: channels of the network.
         lr: of its Adam.
-        refinements: rounds in which the images found decide again who is in which encoding; 0 as published.
+        refinements: rounds at most in which the images found decide again who is in which encoding; 0 as published.
         steps: of the regression.
     """
 
@@ -67,7 +67,7 @@ class DecodeMixing(Decoder):
     pairs: int = 256
     width: int = 64
     lr: float = 1e-3
-    refinements: int = 12
+    refinements: int = 120
     steps: int = 1000
 
     def __post_init__(self) -> None:
