@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--dlg-steps", type=int, default=300, help="of 20 iterations, on MNIST")
     parser.add_argument("--steps", type=int, default=10_000, help="of the other attacks, on MNIST")
     parser.add_argument("--cifar-steps", type=int, default=2400, help="of all attacks on CIFAR-10, in iterations")
+    parser.add_argument("--weight", default="sample", choices=("sample", "batch"), help="of concealed samples")
     parser.add_argument("--conceal", type=int, default=None, help="steps for a concealed sample, if not the preset's")
     chosen = parser.parse_args()
     for book in books(chosen):
@@ -117,7 +118,10 @@ def stand_of(chosen: argparse.Namespace, dataset: str, device: torch.device, *, 
     shape, classes = loaded.input_shape, loaded.num_classes
     plain = build(NETWORKS[dataset], input_shape=shape, num_classes=classes, seed=chosen.seed)
     some = loaded.train.inputs(range(min(len(loaded.train), 10_000)))
-    defenses = {str(preset): DCS2(preset=preset, objective="paper", steps=chosen.conceal) for preset in PRESETS}
+    defenses = {
+        str(preset): DCS2(preset=preset, objective="paper", weight=chosen.weight, steps=chosen.conceal)
+        for preset in PRESETS
+    }
     defenses[SCALED] = replace(defenses["imprint"], objective="scaled")
     defenses[HEAVY] = replace(defenses["matching"], weight="batch")
     return Stand(
@@ -161,7 +165,7 @@ def attacks(dlg_steps: int, steps: int) -> dict[str, Attack]:
     return {
         "dlg": DLG(steps=max(dlg_steps, 1)),
         "gs": InvertingGradients(steps=steps, signed=False, boxed=False),  # as in the authors' program
-        "extra-image": ExtraImage(steps=min(steps, 4800)),
+        "extra-image": ExtraImage(steps=min(steps, 4800), extra=1),
     }
 
 

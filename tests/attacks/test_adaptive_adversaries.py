@@ -1,6 +1,7 @@
 """Who knows of a private head or of concealed samples sees more than who does not."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,12 @@ def test_an_extra_image_sees_through_concealed_samples() -> None:
     informed = loss(ExtraImage(steps=200), seen, batch).median()
     assert informed > loss(InvertingGradients(steps=150), seen, batch).median() + 6
     assert informed > loss(DLG(steps=5), seen, batch).median() + 6
+
+
+@pytest.mark.parametrize(("settings", "count"), [({}, 2), ({"concealed": 3}, 6), ({"fraction": 0.5}, 1)], ids=str)
+def test_as_many_extra_images_are_looked_for_as_may_be_concealed(settings: dict[str, Any], count: int) -> None:
+    seen = see(private(2), DCS2(steps=2, **settings))
+    assert ExtraImage(steps=1)(seen, streams=Streams(seed=0)).details["extra"].shape[1] == count
 
 
 def test_an_extra_image_comes_back_with_its_label_and_weight() -> None:

@@ -1,7 +1,7 @@
 """Defenses in one list: what works together, and what is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -28,9 +28,10 @@ from gradveil.defenses import (
     TransformPolicy,
     check_combination,
 )
+from gradveil.defenses._concealing import choose_sensitive
 from gradveil.errors import DataError, SpecError
 from gradveil.streams import Streams
-from gradveil.types import Batch, LocalTraining, Protected
+from gradveil.types import LocalTraining, Protected
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,21 @@ class Halved(DataDefense):
         return Protected(*(tensor[:, :2] for tensor in (data.inputs, data.labels, data.origin, data.weights)))
 
 
-def test_a_mask_of_samples_that_another_defense_replaced_is_refused() -> None:
-    batch = private()
-    marked = Batch(batch.inputs, batch.labels, torch.ones(VICTIMS, 4, dtype=torch.bool))
-    with pytest.raises(DataError, match="mark by class or fraction"):
-        protected([Halved(), DCS2(steps=1)], batch=marked)
+def test_a_mask_follows_its_samples_into_what_another_defense_makes_of_them() -> None:
+    batch, dcs2 = private(), DCS2(steps=1)
+    gone, kept = (torch.arange(4).expand(VICTIMS, 4) == sample for sample in (3, 1))
+    bare = flat(protected([Halved()], batch=batch).observation.update)
+    assert torch.equal(flat(protected([Halved(), dcs2], batch=replace(batch, sensitive=gone)).observation.update), bare)
+    found = flat(protected([Halved(), dcs2], batch=replace(batch, sensitive=kept)).observation.update)
+    assert bool((found != bare).any(1).all())
+
+
+def test_a_mixture_is_sensitive_if_it_holds_a_sensitive_sample() -> None:
+    streams = Streams(seed=1, purpose="client").bind(VICTIMS)
+    mixed = Mixup(k=2, classes=4).protect(Protected.unchanged(private()), pool=None, streams=streams)
+    mask = torch.arange(4).expand(VICTIMS, 4) == 1
+    found = choose_sensitive(mixed, mask, fraction=1.0, classes=(), streams=streams)
+    assert torch.equal(found, (mixed.origin == 1).any(-1))
+    assert float(found.sum(1).double().mean()) > 1
+    with pytest.raises(DataError, match="mark every sample"):
+        choose_sensitive(mixed, mask[:, :2], fraction=1.0, classes=(), streams=streams)

@@ -1,6 +1,7 @@
 """Concealed samples: what they match, where they start, and what leaves."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from gradveil.defenses._concealing import (
     Start,
     _paper_terms,
     _release_terms,
+    choose_sensitive,
     conceal,
     pair,
     project,
@@ -27,7 +29,7 @@ from gradveil.defenses._concealing import (
 from gradveil.engine import Runtime, normalized
 from gradveil.errors import DataError
 from gradveil.streams import Streams
-from gradveil.types import Batch, Protected
+from gradveil.types import Batch, LocalTraining, Protected
 
 STREAMS = Streams(seed=0, purpose="client").bind(VICTIMS)
 ALL = torch.ones(VICTIMS, SIZE, dtype=torch.bool)
@@ -275,6 +277,23 @@ def test_concealed_samples_weigh_as_one_of_the_batch_each_or_together_as_the_bat
         torch.testing.assert_close(each, together * 2 * sensitive / SIZE)
 
 
+def test_weighs_the_same_where_losses_are_summed() -> None:
+    for defense in (DCS2(steps=3, fraction=0.25), DCS2(steps=3, fraction=0.25, weight="batch")):
+        mean, total = (
+            flat(protected([defense], local=LocalTraining(reduction=way)).observation.update) for way in ("mean", "sum")
+        )
+        torch.testing.assert_close(total, SIZE * mean)
+
+
+def test_a_share_of_the_batch_is_rounded_up() -> None:
+    data = Protected.unchanged(private())
+    counts = [
+        choose_sensitive(data, None, fraction=fraction, classes=(), streams=STREAMS).sum(1).tolist()
+        for fraction in (0.0, 0.01, 0.5, 0.51, 1.0)
+    ]
+    assert counts == [[count] * VICTIMS for count in (0, 1, 2, 3, 4)]
+
+
 def test_tells_the_server_of_the_original_samples_alone() -> None:
     seen = protected([DCS2(steps=1, concealed=2)]).observation
     assert seen.input_shape[0] == SIZE
@@ -296,3 +315,5 @@ def test_presets_are_those_of_the_paper() -> None:
         DCS2(mixing=1.5)
     with pytest.raises(ValueError, match="concealed"):
         DCS2(concealed=0)
+    with pytest.raises(ValueError, match="alpha"):
+        DCS2(alpha=math.nan)

@@ -53,6 +53,18 @@ def test_an_informed_adversary_sees_which_columns_are_left() -> None:
     assert all(bool(masks[i].all()) for i in (0, 1, 2, 3, 5))
 
 
+def test_features_that_are_zero_tell_nothing_even_without_an_offset() -> None:
+    model = network()
+    model[4] = torch.nn.ReLU()
+    plain, off, on = (
+        protected(defenses, model=model).observation.update
+        for defenses in ([], [Soteria(fraction=0.0, eps=0.0)], [Soteria(fraction=0.5, eps=0.0)])
+    )
+    assert all(torch.equal(one, other) for one, other in zip(plain, off, strict=True))
+    assert bool((on[-2] != 0).flatten(1).any(1).all())
+    assert not torch.equal(on[-2], plain[-2])
+
+
 def test_refuses_a_layer_that_is_not_there_or_not_trained() -> None:
     with pytest.raises(UnknownNameError, match="no linear layer called '9'"):
         update_of(Soteria(layer="9"))

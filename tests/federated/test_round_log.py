@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_federation import network, normed, private
 
-from gradveil.defenses import DPSGD, CentralDP, Clipping, Defense, GaussianNoise, LocalDP
+from gradveil.defenses import DPSGD, CentralDP, Clipping, Defense, GaussianNoise, LocalDP, Mixup
 from gradveil.federated import Federation, _central, _privacy, federate
 from gradveil.federated.round_log import append_row, write_tensorboard
 from gradveil.privacy import account
@@ -71,8 +71,10 @@ def test_epsilon_is_that_of_the_accountant_after_every_round(defense: Defense, t
     store = TensorFolder(tmp_path)
     settings = replace(SETTINGS, local_epochs=2)
     history = federate(network(), private((8, 8)), settings=settings, defenses=[defense], store=store)
-    uses = 2 if isinstance(defense, DPSGD) else 1
-    expected = [account(defense, steps=n * uses, delta=1e-4, accountant="rdp").epsilon for n in (1, 2)]
+    uses, accounted = 1, defense
+    if isinstance(defense, DPSGD):  # a sample is used in both passes, and replaced: twice the norm
+        uses, accounted = 2, replace(defense, noise_multiplier=defense.noise_multiplier / 2)
+    expected = [account(accounted, steps=n * uses, delta=1e-4, accountant="rdp").epsilon for n in (1, 2)]
     assert [one.epsilon for one in history.rounds] == pytest.approx(expected)
     resumed = federate(network(), private((8, 8)), settings=settings, defenses=[defense], store=store, rounds=3)
     assert [one.epsilon for one in resumed.rounds][:2] == pytest.approx(expected)
@@ -89,6 +91,8 @@ def test_no_epsilon_where_running_statistics_leave_or_clipping_is_not_last() -> 
         (network(), train, [central], True),
         (network(), train, [central, Clipping(norm=3.0)], False),
         (network(), train, [Clipping(norm=3.0), central], True),
+        (network(), train, [Mixup(k=2, classes=4), DPSGD(noise_multiplier=2.0)], False),
+        (network(), train, [DPSGD(noise_multiplier=2.0)], True),
     ):
         history = federate(model, private((8, 8)), settings=settings, defenses=defenses)
         assert (history.rounds[0].epsilon is not None) == known

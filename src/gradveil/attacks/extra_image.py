@@ -1,5 +1,6 @@
 """Extra image: the adversary of concealed samples."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
@@ -12,6 +13,7 @@ from gradveil.attacks._joint import Explain, Prior, search_jointly
 from gradveil.attacks._labels import LabelRule, with_labels
 from gradveil.attacks._priors import ImageSpace, Start
 from gradveil.attacks._restarts import keep_best
+from gradveil.defenses import DCS2
 from gradveil.engine import Runtime, Variable, matching, spread
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Knowledge, Observation, Paper, Reconstruction
@@ -29,7 +31,7 @@ class ExtraImage(Attack):
     Args:
         steps: iterations of Adam, signed for images.
         lr: its step size, in standardized pixels; multiplied by 0.1 at 3/8, 5/8 and 7/8 of the steps.
-        extra: images beside the announced ones.
+        extra: images beside the announced ones; None for as many as the defense may conceal.
         tv: weight of total variation of the announced images, against a relative squared distance.
         prior: the same against the likelihood of known noise, per pixel.
         start: of the announced images: `normal`, `uniform`, `zeros` or `pattern`.
@@ -48,14 +50,14 @@ class ExtraImage(Attack):
         fails="where an announced image and a further one change places, which labels and the weight only make "
         "unlikely; on trained networks and larger batches, as all matching does",
         costs="four backward passes per step and restart: two gradients and their derivatives",
-        suggested="the defaults, with as many extra images as samples may be concealed",
+        suggested="the defaults; fewer extra images where it is known that few samples are sensitive",
         interacts="noise beside concealed samples is matched by its likelihood and clipping applied to the trial; both "
         "weaken it, since further images can explain a part of either",
     )
 
     steps: int = 4800
     lr: float = 0.1
-    extra: int = 1
+    extra: int | None = None
     tv: float = 0.0
     prior: float = 0.5
     start: Start = "normal"
@@ -64,7 +66,7 @@ class ExtraImage(Attack):
 
     def __post_init__(self) -> None:
         self._search()
-        if self.extra < 1:
+        if self.extra is not None and self.extra < 1:
             raise ValueError(f"extra must be at least 1, got {self.extra}")
         Prior(self.tv, self.prior)
 
@@ -76,7 +78,7 @@ class ExtraImage(Attack):
         guess, (images, logits, weight) = search_jointly(
             seen,
             _explain(seen, space, runtime),
-            _unknowns(seen, self.extra, streams),
+            _unknowns(seen, self.extra or _concealed(seen), streams),
             search=self._search(),
             prior=Prior(self.tv, self.prior),
             streams=streams,
@@ -102,6 +104,13 @@ def _explain(seen: Observation, space: ImageSpace, runtime: Runtime) -> Explain:
         return tuple(p + spread(weight[:, 0].exp(), a) * a for p, a in zip(plain, added, strict=True))
 
     return of
+
+
+def _concealed(seen: Observation) -> int:
+    """Return how many samples the defenses may have concealed in a batch; which ones are sensitive nobody tells."""
+    size = seen.input_shape[0]
+    most = [math.ceil(d.fraction * size - 1e-9) * d.concealed for d in seen.defenses or () if isinstance(d, DCS2)]
+    return max(sum(most), 1)
 
 
 def _unknowns(seen: Observation, extra: int, streams: Streams) -> tuple[Variable, Variable, Variable]:

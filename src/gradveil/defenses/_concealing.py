@@ -1,5 +1,6 @@
 """Concealed samples: other images that have nearly the gradient of a sensitive one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
@@ -123,20 +124,25 @@ def pair(
 def choose_sensitive(
     data: Protected, sensitive: Tensor | None, *, fraction: float, classes: Sequence[int], streams: Streams
 ) -> Tensor:
-    """Return (V, B), the samples to conceal: those that mask, classes and fraction all name."""
+    """Return (V, B), the samples to conceal: those that mask, classes and fraction all name.
+
+    A mask is of private samples; of what another defense made of them, everything is sensitive that holds one of these.
+    """
     size, device = data.inputs.shape[1], data.inputs.device
-    marked = streams.permutation("dcs2/sensitive", size, device=device) < round(fraction * size)
+    most = math.ceil(fraction * size - 1e-9)
+    marked = streams.permutation("dcs2/sensitive", size, device=device) < most
     if classes:
         hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
         marked = marked & torch.isin(hard, torch.tensor(classes, device=device))
     if sensitive is None:
         return marked
-    if sensitive.shape != marked.shape:
+    if len(sensitive) != len(marked) or int(data.origin.max()) >= sensitive.shape[1]:
         raise DataError(
-            f"sensitive samples are marked as {tuple(sensitive.shape)}, but another defense made "
-            f"{tuple(marked.shape)} of them; mark by class or fraction"
+            f"sensitive samples are marked as {tuple(sensitive.shape)}, but there are {tuple(marked.shape)} of them; "
+            "mark every sample of every client"
         )
-    return marked & sensitive.to(device)
+    private = sensitive.to(device, torch.bool)
+    return marked & private.gather(1, data.origin.flatten(1)).view_as(data.origin).any(-1)
 
 
 def conceal(pairs: Pairs, recipe: Recipe) -> Tensor:
@@ -190,7 +196,7 @@ def project(changed: Gradients, plain: Gradients, *, margin: float) -> Gradients
     # Who computes the plain gradient again, in another stack or by another kernel, gets one that differs in the last
     # digits, by about ten roundings of its length; the product with that one must not be negative either.
     least = _AGREEMENT * torch.finfo(changed[0].dtype).eps * lengths(wide) * square.sqrt()
-    needed = ((least - product) / square.clamp_min(1e-60)).clamp_min(margin)
+    needed = ((least - product) / torch.where(square > 0, square, 1.0)).clamp_min(margin)
     added = torch.where(product < least, needed, 0).to(changed[0].dtype)
     return tuple(c + spread(added, p) * p for c, p in zip(changed, plain, strict=True))
 

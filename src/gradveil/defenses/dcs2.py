@@ -52,7 +52,7 @@ class DCS2(StepDefense):
         projection: `closest` gradient that agrees with the batch's (Eq. 8), `margin` adds half of that at least, as
             the release does, `none` is plain DCS².
         concealed: samples per sensitive one.
-        fraction: of the batch that may be sensitive, drawn at random; 0 switches the defense off.
+        fraction: of the batch that may be sensitive, rounded up and drawn at random; 0 switches the defense off.
         classes: that may be sensitive; empty for all. A sample is sensitive if a mask that comes with the batch,
             classes and fraction all say so.
         alpha: weight of looking different; None for the preset's.
@@ -98,9 +98,9 @@ class DCS2(StepDefense):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("mixing", "fraction"):
-            if not 0 <= (getattr(self, name) or 0.0) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        for name, most in (("mixing", 1), ("fraction", 1), ("alpha", 1e9), ("beta", 1e9)):
+            if not 0 <= (getattr(self, name) or 0.0) <= most:
+                raise ValueError(f"{name} must lie in [0, {most:g}], got {getattr(self, name)}")
         for name in ("concealed", "steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -133,11 +133,11 @@ class DCS2(StepDefense):
         released = self.objective == "release"
         share = self.mixing if self.mixing is not None else 0.7 if released else 0.3
         together = released if self.weight is None else self.weight == "batch"
-        weighed_by = marked.sum(1) * self.concealed if together else torch.ones_like(marked, dtype=torch.int64).sum(1)
-        added = pairs.gradients(hidden, share=share, divisors=weighed_by.clamp_min(1))
+        size, counts = marked.shape[1], (marked.sum(1) * self.concealed).clamp_min(1)
+        divisors = (counts if together else torch.full_like(counts, size)).to(plain[0])
+        added = pairs.gradients(hidden, share=share, divisors=divisors / (size if network.reduction == "sum" else 1))
         # The release divides by the number of its loss terms, which changes the length of the step alone.
-        terms = 1 if not released else 3 if 0 < share < 1 else 2
-        divisor = torch.where(marked.any(1), terms, 1)
+        divisor = torch.where(marked.any(1), 1 if not released else 3 if 0 < share < 1 else 2, 1)
         return tuple((g + a) / spread(divisor, g) for g, a in zip(plain, added, strict=True))
 
     def _recipe(self) -> Recipe:

@@ -93,7 +93,8 @@ class Soteria(StepDefense):
         """Return (V, d), 0 for the features to drop and 1 for the others."""
         representation, sensitivity = _sensitivity(network, inputs, path)
         value = representation.abs() if self.denominator == "absolute" else representation
-        scores = (sensitivity / (value + self.eps)).sum(1)
+        # A feature that is 0 and does not move with its image tells nothing, whatever it is divided by.
+        scores = (sensitivity / (value + self.eps)).nan_to_num(nan=0.0).sum(1)
         threshold = scores.quantile(self.fraction, dim=1, keepdim=True)
         return (scores.abs() >= threshold).to(inputs.dtype)
 

@@ -76,8 +76,8 @@ class SPN(ModelDefense):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("alpha1", "alpha2", "margin"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < torch.inf:
+                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
 
     @override
     def wrap(self, model: nn.Module) -> nn.Module:

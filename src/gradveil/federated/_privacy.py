@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from gradveil.defenses import DPSGD, CentralDP, Defense, LocalDP, UpdateDefense
+from gradveil.defenses import DPSGD, CentralDP, Defense, InstaHide, LocalDP, Loda, Mixup, UpdateDefense
 from gradveil.federated.settings import Federation
 from gradveil.privacy import Guarantee, account
 from gradveil.privacy.accounting import AccountingError
@@ -18,8 +19,11 @@ def guarantee(
     """Return what a client is guaranteed after some rounds, or None where no accountant gives a number.
 
     Batches are disjoint parts of a shuffled pass, not drawn by Poisson sampling, so that no sampling helps: a sample
-    counts as used in every pass, once. A defense after the first that has a guarantee only processes it further; that
-    of the server comes last, so that central privacy needs its clipping to be the last thing a client does.
+    counts as used in every pass, once, and as replaced by any other one, which moves a sum of clipped gradients by
+    twice the norm; without it all batches would be dealt anew. Where a data defense makes samples of several private
+    ones, no clipping bounds what one of these does. A defense after the first that has a guarantee only processes it
+    further; that of the server comes last, so that central privacy needs its clipping to be the last thing a client
+    does.
 
     Args:
         defenses: of the client.
@@ -28,11 +32,15 @@ def guarantee(
         held: samples of the client.
         delta: of the guarantee.
     """
+    if any(isinstance(defense, Mixup | InstaHide | Loda) for defense in defenses):
+        return None
     for defense in defenses:
         noisy = isinstance(defense, DPSGD | LocalDP | CentralDP) and defense.noise_multiplier > 0
         if not noisy or not rounds or (isinstance(defense, CentralDP) and defense is not _last_of_update(defenses)):
             continue
         steps = rounds * (passes(settings, held) if isinstance(defense, DPSGD) else 1)
+        if isinstance(defense, DPSGD):
+            defense = replace(defense, noise_multiplier=defense.noise_multiplier / 2)  # noqa: PLW2901
         try:
             return account(defense, steps=steps, delta=delta, accountant="rdp")
         except AccountingError:  # without opacus nobody computes epsilon, and none is printed

@@ -38,9 +38,10 @@ class Guarantee:
     steps: int
 
     def __str__(self) -> str:
+        sampling = f"Poisson sampling at {self.sampling_rate:g}" if self.sampling_rate < 1 else "no sampling"
         return (
             f"ε = {self.epsilon:.3g} at δ = {self.delta:g} for one {self.level} "
-            f"({self.accountant.upper()} accountant, {self.steps} steps, Poisson sampling at {self.sampling_rate:g})"
+            f"({self.accountant.upper()} accountant, {self.steps} steps, {sampling})"
         )
 
 
