@@ -1,6 +1,7 @@
 """Decoding the encodings of a data defense as one run: from a spec to a record in a folder."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,18 @@ import torch.nn.functional as F
 
 from gradveil._networks import prepare
 from gradveil.attacks import Decoder, decoders
+from gradveil.attacks._decoders.decode_mixing import DecodeMixing
+from gradveil.attacks._decoders.decode_oracle import DecodeOracle
 from gradveil.auditing import Judging
 from gradveil.client import Client
 from gradveil.decoding import Decoded, audit_decoding
-from gradveil.defenses import Loda
+from gradveil.defenses import Defense, InstaHide, Loda, Mixup
 from gradveil.engine import Runtime
 from gradveil.errors import SpecError
 from gradveil.grid import Settings, draw, load_material
 from gradveil.record import Identification, Run, Scores, about_this_run
-from gradveil.spec import AuditSpec, Cell, build, build_metrics, parse_knowledge
-from gradveil.storage import write_atomically
+from gradveil.spec import AuditSpec, Cell, build, build_defenses, build_metrics, parse_knowledge
+from gradveil.storage import TensorFolder, write_atomically
 from gradveil.types import Auxiliary, Batch, Knowledge
 
 FILE = "decoding.json"
@@ -49,6 +52,7 @@ class DecodingSpec:
                 raise SpecError(f"one decoding takes one of {name}, got {len(getattr(self.audit, name))}; run it twice")
         if self.rounds < 1:
             raise SpecError(f"rounds must be at least 1, got {self.rounds}")
+        _check_fit(self.build_decoder(), self.cell().build_defenses(), images=self.audit.batch_size)
 
     def build_decoder(self) -> Decoder:
         """Make the decoder."""
@@ -58,6 +62,40 @@ class DecodingSpec:
         """Return the names of what is encoded and attacked."""
         audit = self.audit
         return Cell(model=audit.models[0], state=audit.states[0], defenses=audit.defenses[0], attack=audit.attacks[0])
+
+
+def fitting_decoder(decoder: str, defenses: str, *, images: int) -> str:
+    """Fill in what a decoder of mixtures has to know of a defense, where its spec string says nothing at all.
+
+    Example:
+        >>> fitting_decoder("decode-mixing", "mixup:k=3", images=8)
+        'decode-mixing:images=8,k=3,flipped=no'
+    """
+    mixing = next((one for one in build_defenses(defenses) if isinstance(one, Mixup | InstaHide)), None)
+    if mixing is None or decoder not in {"decode-mixing", "decode-oracle"}:
+        return decoder
+    flipped = f"flipped={'yes' if isinstance(mixing, InstaHide) else 'no'}"
+    return (
+        f"{decoder}:{flipped}"
+        if decoder == "decode-oracle"
+        else f"{decoder}:images={images},k={mixing.k - mixing.from_pool},{flipped}"
+    )
+
+
+def _check_fit(decoder: Decoder, defenses: Sequence[Defense], *, images: int) -> None:
+    """Refuse a decoder of other mixtures than the defense makes."""
+    mixing = next((one for one in defenses if isinstance(one, Mixup | InstaHide)), None)
+    if mixing is None or not isinstance(decoder, DecodeMixing | DecodeOracle):
+        return
+    wanted: dict[str, object] = {"flipped": "yes" if isinstance(mixing, InstaHide) else "no"}
+    if isinstance(decoder, DecodeMixing):
+        wanted |= {"images": images, "k": mixing.k - mixing.from_pool}
+    for name, value in wanted.items():
+        if getattr(decoder, name) != value:
+            raise SpecError(
+                f"the defense makes mixtures with {name}={value}, but the decoder has {name}={getattr(decoder, name)}; "
+                f"write {name}={value}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +128,16 @@ class DecodingRecord:
 def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None = None) -> Decoded:
     """Encode, share, recover and decode as a spec says, and write `decoding.json` into a folder.
 
+    An interrupted attack on gradients goes on where it was. A folder with the record of another spec is refused.
+
     Args:
         spec: what to decode.
         folder: of the record; a network that has to be trained is kept there too.
         settings: device, data folder, progress.
     """
     settings, audit, cell = settings or Settings(), spec.audit, spec.cell()
+    _refuse_another(folder / FILE, spec)
+    unfinished = TensorFolder(folder / "unfinished")
     place = settings.place()
     material = load_material(audit, settings)
     prepared = prepare(audit, cell, material.dataset, folder=folder, settings=settings)
@@ -118,17 +160,34 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
         auxiliary=_with_extractor(material.public, client, batch, knowledge),
         judging=Judging(metrics=build_metrics(audit), reference=material.reference, decoys=audit.decoys),
         seed=audit.seed,
-        runtime=Runtime(precision=audit.precision, chunk=settings.chunk, progress=settings.progress),
+        runtime=Runtime(precision=audit.precision, chunk=settings.chunk, progress=settings.progress, store=unfinished),
     )
     made = to_record(result, spec, batch)
     write_atomically(folder / FILE, json.dumps(asdict(made), indent=1).encode())
+    unfinished.clear()
     return result
+
+
+def _refuse_another(file: Path, spec: DecodingSpec) -> None:
+    """Keep a finished record from being written over by that of another spec."""
+    if not file.exists():
+        return
+    try:
+        there = json.loads(file.read_text(encoding="utf-8")).get("spec")
+    except (OSError, ValueError, AttributeError) as error:
+        raise SpecError(f"{file} is not the record of a decoding ({error}); remove it, or name a new folder") from error
+    if there != json.loads(json.dumps(_spec_of(spec))):
+        raise SpecError(f"{file.parent} holds the decoding of another spec; name a new folder, or remove it")
+
+
+def _spec_of(spec: DecodingSpec) -> dict[str, Any]:
+    return {**spec.audit.to_dict(), "decoding": {"decoder": spec.decoder, "rounds": spec.rounds}}
 
 
 def to_record(result: Decoded, spec: DecodingSpec, batch: Batch) -> DecodingRecord:
     """Write a decoding down."""
     return DecodingRecord(
-        spec={**spec.audit.to_dict(), "decoding": {"decoder": spec.decoder, "rounds": spec.rounds}},
+        spec=_spec_of(spec),
         oracle=_ORACLE if result.oracle else "",
         attack=spec.cell().attack if result.recovered else "",
         scores=dict(result.scores),

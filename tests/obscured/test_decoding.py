@@ -198,6 +198,14 @@ def test_assignment_is_the_best_of_all() -> None:
     assert found.sum(1).tolist() == [2] * 4
 
 
+def test_shares_sum_to_what_the_label_gives_even_where_a_class_was_mistaken() -> None:
+    chosen = torch.tensor([[True, True], [True, False], [False, True], [False, True]])
+    labels = torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.3, 0.5], [0.0, 0.0, 1.0], [0.9, 0.1, 0.0]])
+    found = coefficients(chosen, labels, k=2)
+    torch.testing.assert_close(found.sum(1), labels.sum(1))
+    assert bool((found[~chosen] == 0).all())
+
+
 def test_shares_are_equal_without_labels_and_split_within_a_class() -> None:
     # Images 0 and 1 are of class 0, image 2 of class 1, image 3 of class 2.
     shares = torch.tensor([[0.5, 0.5, 0, 0], [0.6, 0, 0.4, 0], [0, 0.7, 0.3, 0], [0, 0, 0.5, 0.5], [0.2, 0, 0, 0.8]])

@@ -97,10 +97,25 @@ def test_decoding_takes_encodings_from_gradients_and_keeps_no_picture_if_asked(i
     assert not list(inside.rglob("*.png"))
 
 
+def test_a_decoder_of_mixtures_fits_the_defense_or_is_refused(inside: Path) -> None:
+    quick = "--images 3 --rounds 4 --device cpu --quiet --knowledge encoding --redact"
+    assert gradveil_(f"decode out --defense mixup:k=2 --decoder decode-oracle {quick}").exit_code == 0
+    assert '"decode-oracle:flipped=no"' in (inside / "out" / "decoding.json").read_text()
+    for decoder, wanted in (
+        ("decode-oracle:flipped=yes", "flipped=no"),
+        ("decode-mixing:images=4,k=2,flipped=no", "images=3"),
+        ("decode-mixing:images=3,k=3,flipped=no", "k=2"),
+    ):
+        refused = gradveil_(f"decode new --defense mixup:k=2 --decoder {decoder} {quick}")
+        assert (refused.exit_code, wanted in refused.stderr) == (2, True)
+
+
 def test_obscured_images_are_decoded_with_the_extractor_of_a_known_defense(inside: Path) -> None:
     line = "decode out --defense loda:steps=1 --decoder decode-loda:steps=1 --images 2 --rounds 1 --device cpu --quiet"
     assert gradveil_(line).exit_code == 0
-    refused = gradveil_(f"{line} --knowledge auxiliary")
+    other = gradveil_(f"{line} --knowledge auxiliary")
+    assert (other.exit_code, "another spec" in other.stderr.replace("\n", " ")) == (2, True)
+    refused = gradveil_(f"{line.replace('out', 'other')} --knowledge auxiliary")
     assert refused.exit_code == 1
     assert "needs the extractor of the defense" in refused.stderr.replace("\n", " ")
 

@@ -122,7 +122,8 @@ def coefficients(chosen: Tensor, labels: Tensor | None, *, k: int) -> Tensor:
     """Estimate how much of each image is in each encoding.
 
     The class of an image is the one that its encodings have in common; its share is what the label gives that class,
-    divided among the images of that class. Without labels all shares are equal.
+    divided among the images of that class. Together the images have all that the label gives, also where a class was
+    taken for another. Without labels all shares are equal.
 
     Args:
         chosen: (N, P), whether an image is in an encoding.
@@ -144,4 +145,7 @@ def coefficients(chosen: Tensor, labels: Tensor | None, *, k: int) -> Tensor:
     votes = mask.T @ labels.clamp_min(1e-3).log()
     of_class = torch.nn.functional.one_hot(votes.argmax(1), labels.shape[1]).to(labels)
     same = (mask @ of_class).clamp_min(1)
-    return mask * ((labels / same) @ of_class.T)
+    shares = mask * ((labels / same) @ of_class.T)
+    known = shares.sum(1, keepdim=True)
+    even = mask / mask.sum(1, keepdim=True).clamp_min(1)
+    return labels.sum(1, keepdim=True) * torch.where(known > 0, shares / known.clamp_min(1e-12), even)

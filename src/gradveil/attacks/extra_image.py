@@ -1,8 +1,7 @@
 """Extra image: the adversary of concealed samples."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import ClassVar, Protocol, final, runtime_checkable
 
 from torch import Tensor
 from typing_extensions import override
@@ -13,7 +12,6 @@ from gradveil.attacks._joint import Explain, Prior, search_jointly
 from gradveil.attacks._labels import LabelRule, with_labels
 from gradveil.attacks._priors import ImageSpace, Start
 from gradveil.attacks._restarts import keep_best
-from gradveil.defenses import DCS2
 from gradveil.engine import Runtime, Variable, matching, spread
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Knowledge, Observation, Paper, Reconstruction
@@ -106,11 +104,18 @@ def _explain(seen: Observation, space: ImageSpace, runtime: Runtime) -> Explain:
     return of
 
 
+@runtime_checkable
+class Concealing(Protocol):
+    """A defense that adds samples which nobody announces."""
+
+    def concealed_in(self, size: int) -> int:
+        """Return how many there may be in a batch."""
+
+
 def _concealed(seen: Observation) -> int:
-    """Return how many samples the defenses may have concealed in a batch; which ones are sensitive nobody tells."""
-    size = seen.input_shape[0]
-    most = [math.ceil(d.fraction * size - 1e-9) * d.concealed for d in seen.defenses or () if isinstance(d, DCS2)]
-    return max(sum(most), 1)
+    """Return how many samples the defenses may have concealed; which ones are sensitive nobody tells."""
+    known = [defense for defense in seen.defenses or () if isinstance(defense, Concealing)]
+    return max(sum(defense.concealed_in(seen.input_shape[0]) for defense in known), 1)
 
 
 def _unknowns(seen: Observation, extra: int, streams: Streams) -> tuple[Variable, Variable, Variable]:

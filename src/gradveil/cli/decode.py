@@ -11,7 +11,7 @@ from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
 from gradveil.cli.obscure import write_picture
 from gradveil.decoding import Decoded
-from gradveil.decoding_run import FILE, DecodingSpec, run_decoding
+from gradveil.decoding_run import FILE, DecodingSpec, fitting_decoder, run_decoding
 from gradveil.grid import Settings
 from gradveil.spec import spec_from
 
@@ -46,6 +46,7 @@ def command(
         "batch_size": images, "knowledge": _KNOWLEDGE if knowledge is None else knowledge, "auxiliary": auxiliary,
         "adaptive": False, **({"attacks": attack} if attack else {}),
     }  # fmt: skip
+    decoder = fitting_decoder(decoder, defense, images=images)
     wanted = DecodingSpec(audit=spec_from({"audit": table}), decoder=decoder, rounds=rounds, recovered=bool(attack))
     with progress_bar(quiet=quiet or as_json) as bar:
         settings = Settings(data_dir=data_dir, device=chosen_device(device), progress=bar)

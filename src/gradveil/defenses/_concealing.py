@@ -56,6 +56,19 @@ RECIPES: Final[Mapping[Preset, Recipe]] = {
 RELEASE: Final = Recipe("release", 0.01, 0.01, 1000)
 
 
+def recipe_of(
+    preset: Preset, objective: Objective | None, *, alpha: float | None, beta: float | None, steps: int | None
+) -> Recipe:
+    """Take a preset's own recipe, or the release's, wherever nothing else is asked for."""
+    own = RELEASE if objective == "release" else RECIPES[preset]
+    return Recipe(
+        objective=objective or own.objective,
+        alpha=own.alpha if alpha is None else alpha,
+        beta=own.beta if beta is None else beta,
+        steps=steps or own.steps,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
     """M sensitive samples, each with a place where its concealed one begins.
@@ -129,8 +142,7 @@ def choose_sensitive(
     A mask is of private samples; of what another defense made of them, everything is sensitive that holds one of these.
     """
     size, device = data.inputs.shape[1], data.inputs.device
-    most = math.ceil(fraction * size - 1e-9)
-    marked = streams.permutation("dcs2/sensitive", size, device=device) < most
+    marked = streams.permutation("dcs2/sensitive", size, device=device) < rounded_up(fraction, size)
     if classes:
         hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
         marked = marked & torch.isin(hard, torch.tensor(classes, device=device))
@@ -143,6 +155,16 @@ def choose_sensitive(
         )
     private = sensitive.to(device, torch.bool)
     return marked & private.gather(1, data.origin.flatten(1)).view_as(data.origin).any(-1)
+
+
+def rounded_up(fraction: float, size: int) -> int:
+    """Return how many samples of a batch a share of it is, rounded up but for rounding errors.
+
+    Example:
+        >>> rounded_up(0.1, 30), rounded_up(0.004, 200), rounded_up(0.0, 200)
+        (3, 1, 0)
+    """
+    return math.ceil(fraction * size - 1e-9)
 
 
 def conceal(pairs: Pairs, recipe: Recipe) -> Tensor:

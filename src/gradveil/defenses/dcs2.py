@@ -10,16 +10,15 @@ from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, StepDefense, StepResult
 from gradveil.defenses._concealing import (
-    RECIPES,
-    RELEASE,
     Objective,
     Preset,
-    Recipe,
     Start,
     choose_sensitive,
     conceal,
     pair,
     project,
+    recipe_of,
+    rounded_up,
 )
 from gradveil.defenses._network import StackedNetwork
 from gradveil.engine import spread
@@ -124,12 +123,17 @@ class DCS2(StepDefense):
         protected = tuple(by_name.get(name, g) for name, g in zip(network.names, plain, strict=True))
         return replace(result, gradients=protected)
 
+    def concealed_in(self, size: int) -> int:
+        """Return how many samples may be concealed in a batch; who knows the defense knows that."""
+        return rounded_up(self.fraction, size) * self.concealed
+
     def _obfuscate(
         self, plain: Gradients, network: StackedNetwork, data: Protected, marked: Tensor, streams: Streams
     ) -> Gradients:
         """Add the gradients of concealed samples, under their own label and under the sensitive one (Eq. 7)."""
         pairs = pair(network, data, marked, start=self.start, copies=self.concealed, streams=streams)
-        hidden = conceal(pairs, self._recipe())
+        recipe = recipe_of(self.preset, self.objective, alpha=self.alpha, beta=self.beta, steps=self.steps)
+        hidden = conceal(pairs, recipe)
         released = self.objective == "release"
         share = self.mixing if self.mixing is not None else 0.7 if released else 0.3
         together = released if self.weight is None else self.weight == "batch"
@@ -139,12 +143,3 @@ class DCS2(StepDefense):
         # The release divides by the number of its loss terms, which changes the length of the step alone.
         divisor = torch.where(marked.any(1), 1 if not released else 3 if 0 < share < 1 else 2, 1)
         return tuple((g + a) / spread(divisor, g) for g, a in zip(plain, added, strict=True))
-
-    def _recipe(self) -> Recipe:
-        own = RELEASE if self.objective == "release" else RECIPES[self.preset]
-        return Recipe(
-            objective=self.objective or own.objective,
-            alpha=own.alpha if self.alpha is None else self.alpha,
-            beta=own.beta if self.beta is None else self.beta,
-            steps=self.steps or own.steps,
-        )

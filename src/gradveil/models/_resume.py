@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from gradveil.data import Split
 from gradveil.defenses import Defense
 from gradveil.errors import GradVeilError
 from gradveil.models._recipe import Training
@@ -100,10 +101,13 @@ class Run:
         self.seconds = float(saved["seconds"])
 
 
-def identify(training: Training, *, defenses: Sequence[Defense], network: nn.Module, images: int) -> Tensor:
-    """Return a number that differs between trainings of different settings, defenses, layers or numbers of images."""
+def identify(training: Training, *, defenses: Sequence[Defense], network: nn.Module, split: Split) -> Tensor:
+    """Return a number that differs between trainings of different settings, defenses, layers, images or labels."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
-    digest = hashlib.blake2b(repr((training, list(defenses), shapes, images)).encode(), digest_size=8).digest()
+    summary = hashlib.blake2b(repr((training, list(defenses), shapes, tuple(split.images.shape))).encode())
+    for tensor in (split.images, split.labels):
+        summary.update(tensor.contiguous().cpu().numpy().tobytes())
+    digest = hashlib.blake2b(summary.digest(), digest_size=8).digest()
     return torch.tensor(int.from_bytes(digest, "little", signed=True))
 
 

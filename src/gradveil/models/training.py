@@ -104,7 +104,7 @@ def train(
     own_pool = None if pool is None else pool.to(loader.images.device)
     client = Client(model=base, loss=smooth, defenses=tuple(defenses), mode="train", pool=own_pool)
 
-    run = _begin(client, training, images=len(split), streams=streams)
+    run = _begin(client, training, split=split, streams=streams)
     saved = store.load(_NAME) if store else None
     if saved:
         run.restore(saved)
@@ -125,7 +125,7 @@ def _check(model: nn.Module, loader: Loader) -> None:
         raise DataError(f"labels must lie in 0 .. {classes - 1}, the outputs of the model, got {low} to {high}")
 
 
-def _begin(client: Client, training: Training, *, images: int, streams: Streams) -> Run:
+def _begin(client: Client, training: Training, *, split: Split, streams: Streams) -> Run:
     """Make the client's network and its optimizer."""
     network = client_network(client, streams=streams).to(sample_of(client.model).device).train()
     if training.channels_last:
@@ -134,7 +134,7 @@ def _begin(client: Client, training: Training, *, images: int, streams: Streams)
     return Run(
         network=network,
         optimizer=_optimizer(parameters, training),
-        identity=identify(training, defenses=client.defenses, network=network, images=images),
+        identity=identify(training, defenses=client.defenses, network=network, split=split),
     )
 
 

@@ -40,8 +40,14 @@ def run(part: Part, folder: Path, means: Means) -> None:
         raise SpecError(f"[network] takes {', '.join(_DEFAULTS)}, got {unknown[0]}")
     dataset = data.load(table["dataset"], means.settings.data_dir)
     diverged: list[TrainingError] = []
+    recipe = asdict(spec_from({"training": part.table("training")}).training)
     for defenses in table["defenses"]:
-        if not training_record.beside(folder / slug(defenses) / _NETWORK).exists():
+        file = training_record.beside(folder / slug(defenses) / _NETWORK)
+        if file.exists():
+            made = _read(file)
+            if (made.recipe, made.model, made.dataset) != (recipe, table["model"], table["dataset"]):
+                raise SpecError(f"{file.parent} holds another training; name a new folder with --out, or remove it")
+        else:
             try:
                 _train(part, table, defenses, dataset, folder / slug(defenses), means)
             except TrainingError as error:
