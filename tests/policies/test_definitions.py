@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradveil.cli.search import app
-from gradveil.errors import RecordError
+from gradveil.errors import RecordError, SpecError
 from gradveil.policies import definitions
 from gradveil.policies.definitions import delta
 from gradveil.record import Network, Outcome, Record, Run, Scores, Threat, write
@@ -65,8 +65,10 @@ def test_needs_a_finished_audit_with_a_psnr() -> None:
     for useless in (dataclasses.replace(done, status="failed"), dataclasses.replace(done, scores={})):
         with pytest.raises(RecordError, match="scored by PSNR"):
             definitions([useless], epsilon=15)
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(SpecError, match="finite"):
         definitions([done], epsilon=math.nan)
+    with pytest.raises(SpecError, match="between 0 and 1, got 76"):
+        definitions([done], epsilon=15, plain_accuracy=76)
 
 
 def test_the_command_reads_run_folders(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from gradveil.policies import (
 from gradveil.registry import convert, parse_settings
 from gradveil.report import load_records
 from gradveil.storage import write_atomically
-from gradveil.transforms import parse_policy
+from gradveil.transforms import LONGEST, parse_policy
 
 app = typer.Typer(invoke_without_command=True, help="Search for transformation policies, and look at one.")
 DataDir = Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")]
@@ -229,7 +229,9 @@ def _with_error(value: float | None, error: float | None, digits: int) -> str:
 
 def _summary(record: SearchRecord) -> str:
     if record.hybrid:
-        return f"hybrid: {record.hybrid}  (use it as --defense transform-policy:policy={record.hybrid})"
+        longest = max(len(policy.split("-")) for policy in record.hybrid.split("+"))
+        allowed = f",longest={longest}" if longest > LONGEST else ""
+        return f"hybrid: {record.hybrid}  (use it as --defense transform-policy:policy={record.hybrid}{allowed})"
     best = max(entry.accuracy for entry in record.scored)
     return f"no policy passes {record.threshold:g}; the highest accuracy score is {best:.2f}: lower --threshold"
 

@@ -1,5 +1,6 @@
 """`gradveil train`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,11 @@ def command(
     recipe, place = build_training(preset, settings), chosen_device(device)
     under = " + ".join(defense or []) or "none"
     protections = build_defenses(under)
+    if recipe.augment == "crop-flip" and any(getattr(one, "crop_and_flip", False) for one in protections):
+        if "augment" in settings:
+            raise SpecError("the policy crops and mirrors by itself, got augment=crop-flip too; write augment=none")
+        recipe = replace(recipe, augment="none")
+        output.print("the policy crops and mirrors by itself: augment=none")
     loaded = data.load(dataset, data_dir)
     plain = build(architectures, model).build(input_shape=loaded.input_shape, num_classes=loaded.num_classes)
     store = TensorFolder(out.with_suffix(".unfinished"))

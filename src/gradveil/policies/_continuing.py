@@ -7,7 +7,15 @@ from typing import Any, Final
 
 from gradveil.errors import SpecError
 from gradveil.policies._proposals import given_policies, named_policies, random_policies
-from gradveil.policies.result import Origin, ScoredPolicy, SearchRecord, build_hybrid, passing, ranked
+from gradveil.policies.result import (
+    Origin,
+    ScoredPolicy,
+    SearchRecord,
+    build_hybrid,
+    no_worse_than_none,
+    passing,
+    ranked,
+)
 from gradveil.policies.settings import SearchSettings
 from gradveil.transforms import NO_POLICY
 
@@ -47,8 +55,9 @@ def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> 
     """Choose the next stack that an informed adversary looks at; empty where no other policy can be among the best.
 
     First come no policy and those included, with which the others are compared, and the single operations that pass if
-    they were asked for. The rest follows by rising S_pri up to twice the exposure of the last of the best, and of the
-    hybrid's parts: an exposure is never below half of S_pri, so both come out as if all had been looked at.
+    they were asked for. The rest, without those that score worse than no policy, follows by rising S_pri up to twice
+    the exposure of the last of the best, and of the hybrid's parts: an exposure is never below half of S_pri, so both
+    come out as if all had been looked at.
     """
     if settings.adversary == "plain":
         return []
@@ -58,7 +67,8 @@ def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> 
     compared = [entry for entry in unknown if entry.policy in named or (entry.policy in given and entry in able)]
     if compared:
         return compared[: settings.batch]
-    order = sorted(able, key=lambda entry: (entry.privacy, entry.policy))[: settings.batch]
+    useful = no_worse_than_none(able, scored)
+    order = sorted(useful, key=lambda entry: (entry.privacy, entry.policy))[: settings.batch]
     limit = _limit(scored, settings)
     return [entry for entry in order if entry.privacy is not None and entry.privacy / 2 <= limit]
 
@@ -91,8 +101,8 @@ def _holds(entry: ScoredPolicy, settings: SearchSettings, *, given: bool) -> boo
 
 def _limit(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> float:
     """Return the exposure up to which a policy may still be among the best or in the hybrid."""
-    known = [entry for entry in scored if entry.aware is not None and entry.policy != str(NO_POLICY)]
-    order = ranked(known, threshold=settings.kept_from)
+    known = ranked([entry for entry in scored if entry.aware is not None], threshold=settings.kept_from)
+    order = [entry for entry in known if entry.policy != str(NO_POLICY)]
     if len(order) < settings.top:
         return math.inf
     hybrid = build_hybrid([entry.policy for entry in order], size=_PARTS)

@@ -60,7 +60,7 @@ def random_defenses(count: int = 10, *, first: int = 0) -> list[str]:
 
 
 def random_baseline(records: Sequence[Record]) -> list[Baseline]:
-    """Average the audits of random policies, for each attack and model; audits of other defenses are left out.
+    """Average the audits of random policies, for each attack, model and data set; others are left out.
 
     Args:
         records: finished audits, each under one random policy.
@@ -68,8 +68,11 @@ def random_baseline(records: Sequence[Record]) -> list[Baseline]:
     groups: dict[tuple[str, str], dict[str, Record]] = {}
     for record in records:
         if record.status == "done" and len(record.defenses) == 1 and record.defenses[0].split(":")[0] == _NAME:
-            key = (record.attack, f"{record.network.spec}, {record.network.state}")
-            groups.setdefault(key, {})[record.defenses[0]] = record
+            # Each policy has a checkpoint of its own: what it is called does not matter, that it was trained does.
+            network = f"{record.network.spec}, {record.network.state.partition(':')[0]}"
+            key = (record.attack, f"{network}, {record.spec.get('audit', {}).get('dataset', '')}".rstrip(", "))
+            policy = record.defenses[0] if ":" in record.defenses[0] else random_defenses(1)[0]
+            groups.setdefault(key, {})[policy] = record
     if not groups:
         raise RecordError(f"there is no finished audit of {_NAME} alone; audit {', '.join(random_defenses(2))}, ...")
     return [_baseline(attack, model, list(found.values())) for (attack, model), found in groups.items()]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradveil.errors import RecordError
+from gradveil.errors import RecordError, SpecError
 from gradveil.record import Numbers, Record
 
 _QUANTILE = 1.6448536269514722  # of the normal distribution, one-sided at 95 %
@@ -66,11 +66,16 @@ def definitions(records: Sequence[Record], *, epsilon: float, plain_accuracy: fl
             same architecture and trained, where there is one.
     """
     if not math.isfinite(epsilon):
-        raise ValueError(f"epsilon must be a finite number of dB, got {epsilon}")
+        raise SpecError(f"epsilon must be a finite number of dB, got {epsilon}")
+    if plain_accuracy is not None and not 0 <= plain_accuracy <= 1:
+        raise SpecError(f"the accuracy without a defense lies between 0 and 1, got {plain_accuracy:g}")
     usable = [record for record in records if record.status == "done" and "psnr" in record.scores]
     if not usable:
         raise RecordError("the definitions need a finished audit scored by PSNR, got none; audit with the metric psnr")
-    return [_of(record, epsilon, plain_accuracy or _plain_accuracy(record, usable)) for record in usable]
+    return [
+        _of(record, epsilon, _plain_accuracy(record, usable) if plain_accuracy is None else plain_accuracy)
+        for record in usable
+    ]
 
 
 def delta(failures: int, images: int) -> Delta:
@@ -109,10 +114,15 @@ def _reached(values: Numbers, epsilon: float) -> int:
 
 
 def _plain_accuracy(record: Record, others: Sequence[Record]) -> float | None:
-    """Return the accuracy of an unprotected and trained network of the same architecture."""
+    """Return the accuracy of an unprotected and trained network of the same architecture on the same data."""
+    alike = [other for other in others if not other.defenses and other.network.spec == record.network.spec]
     known = [
         other.network.accuracy
-        for other in others
-        if not other.defenses and other.network.spec == record.network.spec and other.network.state != "untrained"
+        for other in alike
+        if other.network.state != "untrained" and _data_of(other) == _data_of(record)
     ]
     return next((accuracy for accuracy in known if accuracy is not None), None)
+
+
+def _data_of(record: Record) -> object:
+    return record.spec.get("audit", {}).get("dataset")

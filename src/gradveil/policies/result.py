@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from gradveil.errors import RecordError, SpecError
 from gradveil.record import Run
 from gradveil.storage import write_atomically
-from gradveil.transforms import Hybrid, parse_policy, share_functions
+from gradveil.transforms import NO_POLICY, Hybrid, parse_policy, share_functions
 
 FILE = "search.json"
 FORMAT = 1
@@ -116,14 +116,16 @@ def read(folder: Path) -> SearchRecord:
 def ranked(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredPolicy]:
     """Sort the policies that pass the threshold, most private first; against both adversaries if both were asked for.
 
-    Where an informed adversary looked at some of the policies, the others have no place: see `comparable`.
+    Where an informed adversary looked at some of the policies, the others have no place: see `comparable`. Nor have
+    those that show a plain adversary more than no policy does, however little an informed one sees.
 
     Example:
         >>> some = [ScoredPolicy(policy="3", accuracy=-70, privacy=0.4), ScoredPolicy(policy="1", accuracy=-90)]
         >>> [entry.policy for entry in ranked(some, threshold=-85)]
         ['3']
     """
-    order = passing(comparable(list(scored)), threshold=threshold)
+    known = list(scored)
+    order = no_worse_than_none(passing(comparable(known), threshold=threshold), known)
     return sorted(order, key=lambda entry: (entry.exposure, entry.policy))
 
 
@@ -137,6 +139,19 @@ def passing(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredP
     """
     known = [entry for entry in scored if entry.privacy is not None and not entry.dropped]
     return [entry for entry in known if entry.accuracy >= threshold]
+
+
+def no_worse_than_none(entries: Sequence[ScoredPolicy], scored: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:
+    """Leave out policies with a higher S_pri than no policy has, where an informed adversary looked at that.
+
+    Example:
+        >>> some = [ScoredPolicy(policy=p, accuracy=0, privacy=s, aware=0.1) for p, s in (("28", 0.4), ("3", 0.5))]
+        >>> [entry.policy for entry in no_worse_than_none(some, some)]
+        ['28']
+    """
+    none = next((one for one in scored if one.policy == str(NO_POLICY) and one.aware is not None), None)
+    limit = math.inf if none is None or none.privacy is None else none.privacy
+    return [entry for entry in entries if (entry.privacy or 0.0) <= limit]
 
 
 def comparable(scored: Sequence[ScoredPolicy]) -> list[ScoredPolicy]:

@@ -1,5 +1,6 @@
 """What to search for, checked."""
 
+import math
 import typing
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -78,6 +79,11 @@ class SearchSettings:
         for name, kind in (("method", Method), ("variant", Variant), ("adversary", Adversary)):
             if getattr(self, name) not in typing.get_args(kind):
                 raise SpecError(f"{name} must be {' or '.join(typing.get_args(kind))}, got '{getattr(self, name)}'")
+        if not math.isfinite(self.kept_from):
+            raise SpecError(f"threshold must be a finite number, got {self.threshold}")
+        self._check_included()
+
+    def _check_included(self) -> None:
         for text in self.include:
             if len(parse_policy(text, longest=self.length).policies) > 1:
                 raise SpecError(f"a search scores single policies, got the hybrid {text}; include its parts")
