@@ -70,6 +70,13 @@ def test_what_loses_nothing_is_undone_altogether(policy: str) -> None:
     assert float(share_undone(seen, private, variants).min()) > 0.99
 
 
+@pytest.mark.parametrize("low", [0.05, 0.7])
+def test_a_solarized_image_is_undone_from_the_side_on_which_it_lies(low: float) -> None:
+    private = noise() * 0.25 + low
+    seen, variants = through("40", private)
+    assert float(share_undone(seen, private, variants).min()) > 0.95
+
+
 def test_what_leaves_nothing_is_not_undone() -> None:
     private = noise()
     seen, variants = through("3-3-3", private)  # three times out to the left

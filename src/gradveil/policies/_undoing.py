@@ -1,8 +1,8 @@
 """How much of a private image comes back from its transformed form, to somebody who knows the transformation.
 
-The private image is looked for by what it looks like after the transformation, from a grey square on: what the
-transformation shows is found, and what it hides stays grey. No network takes part, so this is the most that an informed
-adversary can get from a gradient by recovering everything that the network saw.
+The private image is looked for by what it looks like after the transformation, from a grey square and some other starts
+on: what the transformation shows is found, and what it hides stays as it was. No network takes part, so this is what an
+informed adversary can at least make of a gradient by recovering everything that the network saw.
 """
 
 from typing import Final
@@ -15,6 +15,7 @@ from gradveil.transforms import Variants, transform_smoothly
 _STEPS: Final = 60
 _STEP: Final = 0.05  # of the first step
 _GREY: Final = 0.5
+_DARK, _BRIGHT = 0.125, 0.875
 _SMALLEST: Final = (0.1 / 255) ** 2
 
 
@@ -23,9 +24,10 @@ def share_undone(seen: Tensor, private: Tensor, variants: Variants) -> Tensor:
 
     It is the squared correlation of the undone and the private image: the share of what varies in the private image
     that the undone one explains, whatever its brightness and contrast, which do not hide what an image shows. 0 is a
-    transformation that leaves nothing, 1 one that hides nothing. Of the two starts, grey and what was seen, the one
-    counts that ends nearer to the private image, since an adversary knows what images look like: a stretched contrast,
-    for one, explains itself, and so does a very faint image.
+    transformation that leaves nothing, 1 one that hides nothing. Of several starts, grey, dark, bright, what was seen
+    and its negative, the one counts that ends nearest to the private image, since an adversary knows what images look
+    like: a stretched contrast, for one, explains itself, and so does a very faint image; and what two brightnesses are
+    turned into, as by a solarization, is found from the side on which most of an image lies.
 
     Args:
         seen: (N, C, H, W) transformed images in [0, 1].
@@ -37,7 +39,7 @@ def share_undone(seen: Tensor, private: Tensor, variants: Variants) -> Tensor:
         >>> round(share_undone(1 - private, private, invert).item(), 3)
         1.0
     """
-    starts = (torch.full_like(seen, _GREY), seen)
+    starts = (*(torch.full_like(seen, level) for level in (_GREY, _DARK, _BRIGHT)), seen, 1 - seen)
     return torch.stack([_explained(undo(seen, variants, start=start), private) for start in starts]).amax(0)
 
 
