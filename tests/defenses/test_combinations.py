@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from defended import VICTIMS, flat, private, protected
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from gradveil.defenses import (
@@ -29,7 +29,7 @@ from gradveil.defenses import (
     check_combination,
 )
 from gradveil.defenses._concealing import choose_sensitive
-from gradveil.errors import DataError, SpecError
+from gradveil.errors import DataError, SpecError, UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import LocalTraining, Protected
 
@@ -105,3 +105,21 @@ def test_a_mixture_is_sensitive_if_it_holds_a_sensitive_sample() -> None:
     assert float(found.sum(1).double().mean()) > 1
     with pytest.raises(DataError, match="mark every sample"):
         choose_sensitive(mixed, mask[:, :2], fraction=1.0, classes=(), streams=streams)
+
+
+class TwoHeads(nn.Module):
+    """Has a second head behind its first, which only training elsewhere uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.spare = nn.Linear(36, 4), nn.Linear(36, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.head(images.flatten(1))
+        return found
+
+
+@pytest.mark.parametrize("defense", [SPN(bits=8), Precode()], ids=str)
+def test_a_layer_that_does_not_run_is_refused(defense: Defense) -> None:
+    with pytest.raises(UnsupportedModelError, match="did not run"):
+        protected([defense], model=TwoHeads().double())

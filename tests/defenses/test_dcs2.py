@@ -317,3 +317,5 @@ def test_presets_are_those_of_the_paper() -> None:
         DCS2(concealed=0)
     with pytest.raises(ValueError, match="alpha"):
         DCS2(alpha=math.nan)
+    with pytest.raises(DataError, match=r"classes lie in 0 \.\. 3, got 12"):
+        update_of(DCS2(steps=1, classes=(12,)))

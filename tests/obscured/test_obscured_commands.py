@@ -97,6 +97,16 @@ def test_decoding_takes_encodings_from_gradients_and_keeps_no_picture_if_asked(i
     assert not list(inside.rglob("*.png"))
 
 
+def test_images_obscured_otherwise_are_not_written_over(inside: Path) -> None:
+    line = "obscure images out --count 4 --precision float32 --device cpu --quiet --defense loda:steps="
+    assert gradveil_(f"{line}1").exit_code == 0
+    before = (inside / "out" / "obscured.safetensors").read_bytes()
+    refused = gradveil_(f"{line}2")
+    assert (refused.exit_code, "another defense" in refused.stderr.replace("\n", " ")) == (2, True)
+    assert (inside / "out" / "obscured.safetensors").read_bytes() == before
+    assert gradveil_(f"{line}1").exit_code == 0
+
+
 def test_a_decoder_of_mixtures_fits_the_defense_or_is_refused(inside: Path) -> None:
     quick = "--images 3 --rounds 4 --device cpu --quiet --knowledge encoding --redact"
     assert gradveil_(f"decode out --defense mixup:k=2 --decoder decode-oracle {quick}").exit_code == 0

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from gradveil.defenses._columns import carry
+from gradveil.errors import UnsupportedModelError
 from gradveil.types import Gradients
 
 
@@ -38,7 +39,10 @@ class Bottleneck(nn.Module):
     def leave(self, _network: nn.Module, _arguments: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
         """Let the outputs of the whole network carry the divergence."""
         divergence, self._divergence = self._divergence, None
-        assert divergence is not None
+        if divergence is None:
+            raise UnsupportedModelError(
+                "precode stands before a linear layer that did not run; name one that does, layer="
+            )
         return carry(outputs, divergence)
 
 

@@ -22,6 +22,7 @@ from gradveil.defenses._concealing import (
 )
 from gradveil.defenses._network import StackedNetwork
 from gradveil.engine import spread
+from gradveil.errors import DataError
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Paper, Protected
 
@@ -111,6 +112,8 @@ class DCS2(StepDefense):
         found = network(data.inputs, data.labels)
         plain = tuple(gradient.detach() for gradient in found.gradients)
         result = StepResult(plain, data, {name: tensor.detach() for name, tensor in found.buffers.items()})
+        if any(not 0 <= label < network.num_classes for label in self.classes):
+            raise DataError(f"classes lie in 0 .. {network.num_classes - 1}, got {', '.join(map(str, self.classes))}")
         marked = choose_sensitive(data, sensitive, fraction=self.fraction, classes=self.classes, streams=streams)
         if not bool(marked.any()):
             return result

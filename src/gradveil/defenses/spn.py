@@ -16,6 +16,7 @@ from gradveil.defenses._base import Adversary, ModelDefense
 from gradveil.defenses._columns import carry, take_off
 from gradveil.defenses._layers import find_linear, linear
 from gradveil.defenses._start import linear_start
+from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import Card, LossFn, Paper, State
 
@@ -72,12 +73,9 @@ class SPN(ModelDefense):
     layer: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("bits", "depth", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("alpha1", "alpha2", "margin"):
-            if not 0 <= getattr(self, name) < torch.inf:
-                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
+        for name, least in (("bits", 1), ("depth", 1), ("width", 1), ("alpha1", 0), ("alpha2", 0), ("margin", 0)):
+            if not least <= getattr(self, name) < torch.inf:
+                raise ValueError(f"{name} must be at least {least} and finite, got {getattr(self, name)}")
 
     @override
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -140,7 +138,10 @@ class PrivateHead(nn.Module):
     def leave(self, _network: nn.Module, _arguments: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
         """Double the columns of the whole network's outputs; those of no class carry zero."""
         features, self._features = self._features, None
-        assert features is not None
+        if features is None:
+            raise UnsupportedModelError(
+                "spn reads what enters a linear layer that did not run; name one that does, layer="
+            )
         losses: Tensor = self(features)
         return carry(outputs, F.pad(losses, (0, outputs.shape[1] - losses.shape[1])))
 

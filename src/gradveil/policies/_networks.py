@@ -88,6 +88,17 @@ def make_networks(
     return Networks(semi_trained=done.model, untrained=untrained, accuracy=accuracy)
 
 
+def known_as(dataset: Dataset) -> str:
+    """Return the name of a data set; of somebody's own images, which share a name with others, also what they are."""
+    if not dataset.name.startswith("folder"):
+        return dataset.name
+    digest = hashlib.sha256(repr(dataset.input_shape).encode())
+    for split in (dataset.train, dataset.test):
+        digest.update(split.images.contiguous().numpy().tobytes())
+        digest.update(split.labels.contiguous().numpy().tobytes())
+    return f"{dataset.name}, {digest.hexdigest()[:12]}"
+
+
 def tenth(split: Split, *, seed: int) -> Split:
     """Draw a tenth of a split."""
     order = Streams(seed=seed, purpose="semi-training").bind(1).permutation("images", len(split))[0]
@@ -95,5 +106,5 @@ def tenth(split: Split, *, seed: int) -> Split:
 
 
 def _key(dataset: Dataset, model: str, training: Training) -> str:
-    parts = [dataset.name, len(dataset.train), model, asdict(training)]
+    parts = [known_as(dataset), len(dataset.train), model, asdict(training)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from gradveil.errors import DataError, SpecError
 from gradveil.models.training import Training
 from gradveil.policies import result
 from gradveil.policies._continuing import filled_in, next_to_inform, take_over
-from gradveil.policies._networks import SEMI_TRAINING, make_networks
+from gradveil.policies._networks import SEMI_TRAINING, known_as, make_networks
 from gradveil.policies._proposals import evolved_policies, given_policies, random_policies
 from gradveil.policies._scorers import Clock, Scorers
 from gradveil.policies.result import Origin, ScoredPolicy, SearchRecord, build_hybrid, passing, ranked
@@ -61,7 +61,7 @@ def search_policies(
         raise DataError(f"a search needs images of at least two classes, but {dataset.name} has one; add classes")
     place, runtime = torch.device(device), runtime or Runtime()
     spec = {
-        "dataset": dataset.name,
+        "dataset": known_as(dataset),
         "model": model,
         "precision": runtime.precision,
         "training": asdict(training),
