@@ -152,7 +152,7 @@ def test_sizes_that_are_too_large_to_run_here_can_be_built(name: str, size: Size
     for part in read_plan(EXPERIMENTS / name / "spec.toml", size, out=Path("run")).parts:
         assert part.kind in KINDS
         if part.kind in {"audit", "client-audit", "correlation"}:
-            assert _audits.to_spec(part, Means()).cells()
+            assert _audits.to_spec(_without_extractor(part), Means()).cells()
         if part.kind == "federation":
             table = part.table("federation")
             assert build_federation(table["settings"], table["local"], rounds=table["rounds"], seed=0).rounds >= 20
@@ -160,6 +160,12 @@ def test_sizes_that_are_too_large_to_run_here_can_be_built(name: str, size: Size
         if part.kind in {"search", "correlation"}:
             table = {key: value for key, value in part.table("search").items() if key not in {"dataset", "model"}}
             assert SearchSettings(**{**table, "include": tuple(table.get("include", ()))}).images == 100
+
+
+def _without_extractor(part: Part) -> Part:
+    """Leave out the file that another part makes."""
+    text = json.dumps(dict(part.tables)).replace(",extractor=run/extractor/extractor.safetensors", "")
+    return replace(part, tables=json.loads(text))
 
 
 def test_the_catalogue_names_every_folder_once_and_gives_a_reason_for_what_is_not_built() -> None:
