@@ -185,6 +185,7 @@ def test_a_readme_says_not_run_exactly_where_no_result_is_kept(name: str) -> Non
         assert heading in text
     assert verdict.startswith(("**Not run.**", "**Reproduced.**", "**Partly reproduced.**", "**Not reproduced.**"))
     assert verdict.startswith("**Not run.**") == (artefact.result() is None)
+    assert artefact.state != "partly run" or "not run" in verdict
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -254,6 +255,10 @@ def test_parts_run_alone_and_what_did_not_run_has_no_number(tiny: Artefact, tmp_
     lines = {line.column: line for line in reproduce(tiny, "small", tmp_path / "run", means=MEANS, parts=["cells"])}
     assert lines["last"].ours is not None
     assert lines["noise"].ours is None
+    keep(tiny, "small", tmp_path / "run")
+    (kept,) = catalogue(tiny.folder.parent)
+    assert kept.state == "partly run"
+    assert 0 < kept.missing() < kept.measured()
 
 
 def test_a_network_trained_before_takes_the_place_of_one_to_be_trained(tmp_path: Path) -> None:

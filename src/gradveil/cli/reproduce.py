@@ -91,11 +91,17 @@ def _show_list(artefacts: Sequence[Artefact], *, as_json: bool) -> None:
         return
     table = Table("name", "what it shows", "state", "why, or what is left out", title_justify="left")
     for one in artefacts:
-        state = one.state
-        result = one.result() if one.state == "run" else None
-        words = state if result is None else f"{state} ({result['size']})"
-        table.add_row(one.name, escape(one.title), words, escape(one.why))
+        table.add_row(one.name, escape(one.title), _state(one), escape(one.why))
     output.print(table)
+
+
+def _state(artefact: Artefact) -> str:
+    """Say what was run, in which size, and how many numbers are there where some are not."""
+    result = artefact.result() if artefact.built else None
+    if result is None:
+        return artefact.state
+    total, missing = artefact.measured(), artefact.missing()
+    return f"{artefact.state} ({result['size']}{f', {total - missing} of {total} numbers' if missing else ''})"
 
 
 def _size(text: str) -> Size:

@@ -1,18 +1,19 @@
 """Searches for policies: what the scores of all of them say together."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from gradveil import data
 from gradveil.engine import Runtime
-from gradveil.errors import SpecError
-from gradveil.policies import ScoredPolicy, SearchRecord, SearchSettings, search_policies
+from gradveil.errors import RecordError, SpecError
+from gradveil.policies import ScoredPolicy, SearchRecord, search_policies
 from gradveil.policies.result import FILE, read
 from gradveil.reproducing._kinds import Means
+from gradveil.reproducing._wanted_searches import says_all, wanted_search
 from gradveil.reproducing.measuring import Interval, Measurement, of_mean
 from gradveil.reproducing.plans import Part, Wanted
-from gradveil.spec import spec_from
 from gradveil.transforms import NO_POLICY, canonical_index, parse_policy
 
 _TAKES = (
@@ -21,25 +22,28 @@ _TAKES = (
 
 
 def run(part: Part, folder: Path, means: Means) -> None:
-    """Search as the part's tables `search` and `training` say."""
+    """Search as the part's tables `search` and `training` say, unless a search that was run elsewhere says it all."""
+    wanted = wanted_search(part)
+    if (folder / FILE).exists() and says_all(read(folder), wanted):
+        return
+    for file in (file for source in means.adopted for file in sorted(source.rglob(FILE))):
+        if not (folder / FILE).exists() and says_all(_readable(file), wanted):
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / FILE)
+            return
     search(part, folder, means)
 
 
 def search(part: Part, folder: Path, means: Means) -> SearchRecord:
     """Search and return the record; in `search`, `dataset` and `model` stand beside the settings of a search."""
-    table = part.table("search")
-    dataset, model = str(table.pop("dataset", "digits")), str(table.pop("model", "lenet"))
-    try:
-        settings = SearchSettings(**{**table, "include": tuple(table.get("include", ()))})
-    except TypeError as error:
-        raise SpecError(f"[search]: {error}") from error
+    wanted = wanted_search(part)
     return search_policies(
-        data.load(dataset, means.settings.data_dir),
-        model,
-        settings=settings,
+        data.load(wanted.dataset, means.settings.data_dir),
+        wanted.model,
+        settings=wanted.settings,
         folder=folder,
         device=means.settings.place(),
-        training=spec_from({"training": part.table("training")}).training,
+        training=wanted.training,
         runtime=Runtime(chunk=means.settings.chunk),
         progress=means.settings.progress,
     )
@@ -69,6 +73,13 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
         device=record.run.device,
         date=record.run.date,
     )
+
+
+def _readable(file: Path) -> SearchRecord | None:
+    try:
+        return read(file)
+    except RecordError:
+        return None
 
 
 def _value(record: SearchRecord, wanted: Wanted) -> tuple[float, Interval | None] | None:

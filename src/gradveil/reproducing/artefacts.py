@@ -3,14 +3,16 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import gradveil
 from gradveil.errors import RecordError, SpecError, unknown_name
+from gradveil.reproducing.plans import read_plan
 
-State: TypeAlias = Literal["run", "not run", "not built", "not possible", "no numbers"]
+State: TypeAlias = Literal["run", "partly run", "not run", "not built", "not possible", "no numbers"]
+RESULT = "result.json"
 _REASONS = {"not_built": "not built", "not_possible": "not possible", "no_numbers": "no numbers"}
 
 
@@ -32,7 +34,8 @@ class Artefact:
         name: such as `ats-table-1a`, which is also its folder.
         paper: short name.
         title: what it shows.
-        state: `run` (a result is kept), `not run` (built, no result yet), `not built`, `not possible` or `no numbers`.
+        state: `run` (a result is kept), `partly run` (some of its numbers are not there), `not run` (built, no result
+            yet), `not built`, `not possible` or `no numbers`.
         why: of the last three, and what of the table is left out otherwise.
         folder: of the experiment.
     """
@@ -47,7 +50,7 @@ class Artefact:
     @property
     def built(self) -> bool:
         """Whether there is a spec to run."""
-        return self.state in {"run", "not run"}
+        return self.state in {"run", "partly run", "not run"}
 
     def expected(self) -> tuple[Expected, ...]:
         """Read the numbers of the paper."""
@@ -56,8 +59,18 @@ class Artefact:
 
     def result(self) -> dict[str, Any] | None:
         """Read the result that is kept; None if there is none."""
-        file = self.folder / "result.json"
+        file = self.folder / RESULT
         return _json(file) if file.exists() else None
+
+    def missing(self) -> int:
+        """Count the numbers that the experiment measures and the kept result does not have."""
+        values = (self.result() or {"values": []})["values"]
+        return self.measured() - len({(value["row"], value["column"]) for value in values})
+
+    def measured(self) -> int:
+        """Count the numbers that the experiment measures; what of the paper's table it leaves out does not count."""
+        plan = read_plan(self.folder / "spec.toml", "small", out=Path("runs"))
+        return len({(wanted.row, wanted.column) for wanted in plan.wanted})
 
 
 def find_experiments(given: Path | None = None) -> Path:
@@ -98,9 +111,10 @@ def _artefact(experiments: Path, paper: str, row: Mapping[str, str]) -> Artefact
     if reasons:
         state: Any = _REASONS[reasons[0]]
     else:
-        state = "run" if (folder / "result.json").exists() else "not run"
+        state = "run" if (folder / RESULT).exists() else "not run"
     why = row[reasons[0]] if reasons else row.get("left_out", "")
-    return Artefact(name=row["name"], paper=paper, title=row["title"], state=state, why=why, folder=folder)
+    found = Artefact(name=row["name"], paper=paper, title=row["title"], state=state, why=why, folder=folder)
+    return replace(found, state="partly run") if found.state == "run" and found.missing() else found
 
 
 def _json(file: Path) -> Any:

@@ -21,7 +21,7 @@ from gradveil.reproducing import (
     _trainings,
 )
 from gradveil.reproducing._kinds import Kind, Means
-from gradveil.reproducing.artefacts import Artefact
+from gradveil.reproducing.artefacts import RESULT, Artefact
 from gradveil.reproducing.measuring import Interval, Measurement
 from gradveil.reproducing.plans import Plan, Size, Wanted, read_plan
 from gradveil.storage import write_atomically
@@ -39,7 +39,6 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "correlation": Kind(_correlations.run, _correlations.measure),
     }
 )
-RESULT = "result.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
