@@ -2,6 +2,10 @@
 
 GRADVEIL_DATA=... python benchmarks/dcs2.py --out results/dcs2 --parts mnist mnist-imprint cost
 GRADVEIL_DATA=... python benchmarks/dcs2.py --out results/dcs2 --parts cifar10 cifar10-imprint
+GRADVEIL_DATA=... gradveil train generator runs/mnist-generator.safetensors --dataset mnist --device cpu \\
+    --settings epochs=6,latent_size=32,width=16,conditional=yes
+GRADVEIL_DATA=... python benchmarks/dcs2.py --out results/dcs2 --parts mnist-generative \\
+    --generator runs/mnist-generator.safetensors
 
 Batches of two test images (four for the imprint attack) with distinct labels, the last one sensitive; untrained
 networks: the sigmoid LeNet on MNIST, the ConvNet of width 32 on CIFAR-10. Every attack meets all presets and no
@@ -12,10 +16,14 @@ asked for; the paper's figures stand beside. SSIM is averaged over windows insid
 around every pixel of an image within black, as in the authors' program (`padded ssim`). All rows have the
 paper's objective but `imprint, scaled`, which is that preset as it comes: logit distances in units of those at first.
 In the row `matching, as heavy as the batch` the concealed sample weighs as much as the whole batch, as in the authors'
-program; in the others as much as one of its samples.
+program; in the others as much as one of its samples. The generative attack searches the latents of a generator of
+training images, two of test images at once, with the objective of the authors' program; it returns plausible digits
+whatever it is given, so judge it beside the same search on random updates.
 """
 
 import argparse
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +37,10 @@ from cells import Book, books, parser_of, summary
 from torch import Tensor, nn
 
 from gradveil import Batch, Knowledge, Observation, Runtime, Streams, data, normalized, observe
-from gradveil.attacks import DLG, Attack, ExtraImage, Imprint, InvertingGradients
+from gradveil.attacks import DLG, Attack, ExtraImage, Generative, Imprint, InvertingGradients
 from gradveil.defenses import DCS2
 from gradveil.metrics import PSNR, SSIM, align, arrange
-from gradveil.models import build
+from gradveil.models import build, checkpoints, generators
 from gradveil.types import Auxiliary
 
 Preset: TypeAlias = Literal["matching", "imprint", "generative"]
@@ -40,7 +48,8 @@ PRESETS: tuple[Preset, ...] = ("matching", "imprint", "generative")
 SCALED = "imprint, scaled"
 HEAVY = "matching, as heavy as the batch"
 SCORES = {"psnr": PSNR(), "ssim": SSIM(), "padded ssim": SSIM(padding="zeros")}
-PARTS = ("mnist", "mnist-imprint", "cifar10", "cifar10-imprint", "cost")
+SEARCH = "mnist-generative"
+PARTS = ("mnist", "mnist-imprint", SEARCH, "cifar10", "cifar10-imprint", "cost")
 NETWORKS = {"mnist": "lenet", "cifar10": "convnet:width=32"}
 KNOWN = Knowledge.LABELS | Knowledge.DEFENSES
 PAPER = {  # Table 1: PSNR and SSIM without a defense and of DCS²+
@@ -50,6 +59,7 @@ PAPER = {  # Table 1: PSNR and SSIM without a defense and of DCS²+
         "gs": (18.5, 0.65, 6.39, 0.11),
         "imprint": (140.62, 0.98, 14.14, 0.49),
     },
+    SEARCH: {"generative, on CelebA and ResNet18 (Table 5)": (11.59, 0.27, 8.27, 0.16)},
 }
 
 
@@ -63,17 +73,37 @@ def main() -> None:
     parser.add_argument("--cifar-steps", type=int, default=2400, help="of all attacks on CIFAR-10, in iterations")
     parser.add_argument("--weight", default="sample", choices=("sample", "batch"), help="of concealed samples")
     parser.add_argument("--conceal", type=int, default=None, help="steps for a concealed sample, if not the preset's")
+    parser.add_argument("--generator", type=Path, default=None, help="safetensors file, for the generative attack")
+    parser.add_argument("--generative-victims", type=int, default=32)
+    parser.add_argument("--generative-steps", type=int, default=1500, help="of Adam")
     chosen = parser.parse_args()
-    for book in books(chosen):
+    if SEARCH in chosen.parts and chosen.generator is None:
+        parser.error(f"{SEARCH} needs --generator; make one with `gradveil train generator`")
+    for book in opened(chosen):
         part = str(book.spec["part"])
         dataset, _, kind = part.partition("-")
         if part == "cost":
             book.cell("concealed", partial(cost, chosen, book.device))
+        elif part == SEARCH:
+            searching(book, chosen)
         elif kind == "imprint":
             imprinting(book, chosen, dataset)
         else:
             matching(book, chosen, dataset)
-        book.write(claims=claims(book.cells, dataset), paper=PAPER.get(dataset, {}))
+        book.write(claims=claims(book.cells, dataset), paper=PAPER.get(part, PAPER.get(dataset, {})))
+
+
+def opened(chosen: argparse.Namespace) -> list[Book]:
+    """Open the files of the chosen parts; what is of one part alone stands in the settings of no other."""
+    own = ("generator", "generative_victims", "generative_steps")
+    shared = {name: value for name, value in vars(chosen).items() if name not in own}
+    found = []
+    for part in chosen.parts:
+        settings = {**shared, "parts": [part]}
+        if part == SEARCH:
+            settings |= {name: getattr(chosen, name) for name in own} | {"generator": made(chosen.generator)}
+        found += books(argparse.Namespace(**settings))
+    return found
 
 
 @dataclass(frozen=True)
@@ -173,7 +203,7 @@ def attacked(stand: Stand, attack: Attack, seen: Sequence[Observation], runtime:
     """Attack all defenses at once, each victim from the same start under all of them."""
     joined = join(seen)
     if not isinstance(attack, ExtraImage):
-        joined = replace(joined, knowledge=Knowledge.LABELS, defenses=None)
+        joined = replace(joined, knowledge=Knowledge.LABELS | attack.requires, defenses=None)
     keys = tuple((victim,) for _ in seen for victim in range(stand.batch.victims))
     guess = attack(joined, streams=Streams(seed=stand.seed, keys=keys), runtime=runtime)
     return {**stand.scores(guess.inputs), "captured": guess.captured}
@@ -195,6 +225,43 @@ def agreement(seen: Sequence[Observation], names: Sequence[str]) -> dict[str, ob
         }
         for name, shared in zip(names, flat, strict=True)
     }
+
+
+# A generator of such images: the same search under all defenses, and on random updates.
+
+
+def searching(book: Book, chosen: argparse.Namespace) -> None:
+    stand = stand_of(chosen, "mnist", book.device, victims=chosen.generative_victims, size=2)
+    if {"mean image", "agreement", "generative", "random update"} <= book.cells.keys():
+        return
+    prior = Auxiliary(generator=generators.load(chosen.generator).to(book.device))
+    seen = [replace(one, auxiliary=prior) for one in stand.updates(stand.model)]
+    attack = Generative(
+        optimizer="adam", steps=chosen.generative_steps, objective="cosine", weight=1e-4, defense="ignored"
+    )
+    book.cell("mean image", lambda: score(stand.mean.expand_as(stand.batch.inputs), stand.batch.inputs))
+    book.cell("agreement", lambda: agreement(seen, tuple(stand.defenses)))
+    runtime = Runtime(precision="float32", chunk=stand.batch.victims * len(seen))
+    book.cell("generative", partial(attacked, stand, attack, seen, runtime))
+    null = replace(stand, defenses={"random update": ()})
+    book.cell("random update", partial(attacked, null, attack, [random_like(seen[0], chosen.seed)], runtime))
+
+
+def made(path: Path) -> dict[str, object]:
+    """Return how a generator was made, and a checksum of its weights in the order of their names."""
+    about, digest = checkpoints.read_about(path), hashlib.sha256()
+    for _, tensor in sorted(generators.load(path).state_dict().items()):
+        digest.update(tensor.numpy().tobytes())
+    told = {"dataset": about["dataset"], "training": json.loads(about["training"]), "torch": about["torch"]}
+    return {**told, "error of test images": float(about["error"]), "sha256 of weights": digest.hexdigest()}
+
+
+def random_like(seen: Observation, seed: int) -> Observation:
+    """Put noise in the place of every tensor of an update, as long as it is."""
+    streams = Streams(seed=seed, purpose="random-gradient").bind(seen.victims)
+    noise = [streams.normal(f"update/{i}", g.shape[1:], like=g).flatten(1) for i, g in enumerate(seen.update)]
+    scaled = [F.normalize(n) * g.flatten(1).norm(dim=1, keepdim=True) for n, g in zip(noise, seen.update, strict=True)]
+    return replace(seen, update=tuple(n.view_as(g) for n, g in zip(scaled, seen.update, strict=True)))
 
 
 # The malicious server, with the bins of the authors' program and with many that fit the data.

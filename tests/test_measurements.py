@@ -1,11 +1,20 @@
 """The statistics and claims of the measurements in `benchmarks/`."""
 
 import importlib
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
+
+from gradveil import Batch, Runtime, Streams
+from gradveil.attacks import Generative
+from gradveil.defenses import DCS2
+from gradveil.models import generators
+from gradveil.types import Auxiliary
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -53,3 +62,41 @@ def test_claims_name_the_convention_of_ssim_and_the_defense(monkeypatch: pytest.
     assert not holds["attack imprint; defense imprint: index PSNR"]
     assert holds["attack imprint; defense imprint, scaled: index PSNR"]
     assert not holds["imprint; defense imprint, scaled: product with the plain gradient"]
+
+
+def test_the_recipe_of_a_generator_stands_in_the_settings_of_its_own_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcs2 = load("dcs2", monkeypatch)
+    weights = {}
+    for seed in (0, 1):
+        made = generators.Autoencoder.build((1, 8, 8), latent_size=4, width=8, num_classes=0, seed=seed).generator
+        about = {"dataset": "digits", "training": '{"epochs": 1}', "error": "0.5", "torch": "2"}
+        generators.save(made, tmp_path / f"{seed}.safetensors", about=about)
+        weights[seed] = dcs2.made(tmp_path / f"{seed}.safetensors")["sha256 of weights"]
+    assert weights[0] != weights[1]
+    chosen = {"parts": ["mnist", dcs2.SEARCH], "out": tmp_path, "device": "cpu", "budget": 1.0, "seed": 3}
+    own = {"generator": tmp_path / "1.safetensors", "generative_victims": 2, "generative_steps": 5}
+    plain, search = dcs2.opened(Namespace(**chosen, **own))
+    assert plain.spec == {"part": "mnist", "seed": 3}
+    assert search.spec["generator"]["sha256 of weights"] == weights[1]
+    assert (search.spec["generator"]["training"], search.spec["generative_steps"]) == ({"epochs": 1}, 5)
+
+
+def test_a_generator_is_searched_under_every_defense_without_knowing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dcs2 = load("dcs2", monkeypatch)
+    generator = generators.Autoencoder.build((1, 8, 8), latent_size=2, width=8, num_classes=3, seed=0).generator.eval()
+    labels = torch.tensor([[0, 1], [2, 0]])
+    latents = Streams(seed=4).bind(2).normal("truth", (2, 2)).flatten(0, 1)
+    images = generator(latents, labels.flatten()).detach().view(2, 2, 1, 8, 8)
+    batch = Batch(images, labels, sensitive=torch.tensor([[False, True]] * 2))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    defenses = {"undefended": (), "matching": (DCS2(steps=2),)}
+    stand = dcs2.Stand(batch, model, public=Auxiliary(), mean=images[0, 0], defenses=defenses, seed=0)
+    seen = [replace(one, auxiliary=Auxiliary(generator=generator)) for one in stand.updates(model)]
+    attack = Generative(optimizer="adam", steps=60, objective="cosine", weight=0.0, defense="ignored")
+    found = dcs2.attacked(stand, attack, seen, Runtime())
+    assert found["undefended"]["index psnr"]["mean"] > 5 + found["matching"]["index psnr"]["mean"]
+    for noise, gradient in zip(dcs2.random_like(seen[0], 0).update, seen[0].update, strict=True):
+        assert torch.allclose(noise.flatten(1).norm(dim=1), gradient.flatten(1).norm(dim=1))
+        assert not torch.equal(noise, gradient)
