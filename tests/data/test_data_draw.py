@@ -1,5 +1,7 @@
 """Drawing victims, and the numbers taken of a split."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +47,19 @@ def test_distinct_labels_hold_for_random_draws_too() -> None:
     batch = draw_victims(numbered(60, classes=6), victims=8, batch_size=5, start=None, distinct_labels=True)
     assert all(len(set(row)) == 5 for row in batch.labels.tolist())
     assert batch.inputs.flatten().unique().numel() == 40
+
+
+def test_marks_travel_with_their_images() -> None:
+    split = replace(numbered(10), sensitive=torch.arange(10) > 6)
+    batch = draw_victims(split, victims=5, batch_size=2, start=None, seed=3)
+    assert batch.sensitive is not None
+    assert torch.equal(batch.sensitive, (batch.inputs.flatten(1) * 255).round() > 6)
+    chosen = split.select([9, 0]).sensitive
+    assert chosen is not None
+    assert chosen.tolist() == [True, False]
+    assert draw_victims(numbered(4), victims=1, batch_size=2).sensitive is None
+    with pytest.raises(DataError, match=r"sensitive must be \(10,\) of torch.bool, as many as images, got"):
+        replace(numbered(10), sensitive=torch.ones(10))
 
 
 @pytest.mark.parametrize(

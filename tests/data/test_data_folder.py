@@ -45,6 +45,34 @@ def test_pixels_and_labels_belong_together(tmp_path: Path) -> None:
         assert [known[image.numpy().tobytes()] for image in split.images] == split.labels.tolist()
 
 
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_list_marks_sensitive_images(tmp_path: Path, divided: bool) -> None:
+    for part in ("train", "test") if divided else (".",):
+        zoo(tmp_path / part, 3)
+    above = "train/" if divided else ""
+    (tmp_path / "sensitive.txt").write_text(f"{above}cat/1.png\n\n  {above}emu/2.png\n")
+    loaded = data.load(f"folder:{tmp_path}")
+    found = [
+        image.numpy().tobytes()
+        for split in (loaded.train, loaded.test)
+        if split.sensitive is not None
+        for image in split.images[split.sensitive]
+    ]
+    wanted = [pixels(6, 6, 3, seed=seed).transpose(2, 0, 1).tobytes() for seed in (1, 202)]
+    assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize("name", ["cat/9.png", "cat", "../cat/1.png", "sensitive.txt"])
+def test_a_list_that_names_no_image_is_refused(tmp_path: Path, name: str) -> None:
+    (zoo(tmp_path) / "sensitive.txt").write_text(f"cat/1.png\n{name}\n")
+    with pytest.raises(DataError, match=f"names {name}, which is no image here; write paths below"):
+        data.load(f"folder:{tmp_path}")
+
+
+def test_without_a_list_no_image_is_marked(tmp_path: Path) -> None:
+    assert data.load(f"folder:{zoo(tmp_path)}").train.sensitive is None
+
+
 def test_two_readings_agree_and_classes_are_mixed(tmp_path: Path) -> None:
     first, second = (data.load(f"folder:{zoo(tmp_path)}") for _ in range(2))
     assert torch.equal(first.train.images, second.train.images)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_federation import BrokenAtOne, averaged, network, normed, private, trained, weights
+from tiny_federation import BrokenAtOne, SensitiveAlone, averaged, network, normed, private, trained, weights
 from torch import Tensor, nn
 
 from gradveil.defenses import DPSGD, PPDL, SPN, CentralDP, Defense, GaussianNoise, Precode, TopK
@@ -63,6 +63,23 @@ def test_server_learning_rate_and_local_steps_are_those_of_the_textbook() -> Non
 
 def test_fedsgd_is_fedavg_of_one_step_over_all_samples() -> None:
     assert_equal(run(replace(FULL, algorithm="fedsgd")).model, run(FULL).model)
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_clients_are_told_which_of_their_samples_are_sensitive(chunk: int | None) -> None:
+    clients = [replace(s, sensitive=s.images[:, 0, 0, 0] < 128) for s in private()[:2]] + private()[2:]
+    runtime = Runtime(precision="float32", chunk=chunk)
+    history = federate(network(), clients, settings=FULL, defenses=[SensitiveAlone()], runtime=runtime)
+
+    model = network()
+    for _ in range(3):
+        models = []
+        for split in clients:
+            marks = torch.ones(len(split)) if split.sensitive is None else split.sensitive
+            inputs = split.inputs(dtype=torch.float64) * marks[:, None, None, None]
+            models.append(trained(model, [(inputs, split.labels)], lr=0.3))
+        model.load_state_dict(averaged(models, [8, 8, 12]))
+    assert_equal(history.model, model)
 
 
 def test_round_robin_trains_one_client_after_another() -> None:

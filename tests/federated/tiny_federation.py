@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from gradveil.data import Split
-from gradveil.defenses import Adversary, UpdateDefense
+from gradveil.defenses import Adversary, StackedNetwork, StepDefense, StepResult, UpdateDefense
 from gradveil.streams import Streams
-from gradveil.types import Gradients
+from gradveil.types import Gradients, Protected
 
 CLASSES = 3
 
@@ -67,6 +67,21 @@ def averaged(models: Sequence[nn.Module], sizes: Sequence[int]) -> dict[str, Ten
         name: sum(size / sum(sizes) * state[name] for size, state in zip(sizes, states, strict=True))
         for name in states[0]
     }
+
+
+@dataclass(frozen=True)
+class SensitiveAlone(StepDefense):
+    """Show the model black in the place of samples that are not sensitive."""
+
+    adversary: ClassVar[Adversary] = Adversary(reason="a test")
+
+    @override
+    def gradient(
+        self, network: StackedNetwork, /, data: Protected, *, sensitive: Tensor | None, streams: Streams
+    ) -> StepResult:
+        marks = torch.ones_like(data.labels) if sensitive is None else sensitive
+        found = network(data.inputs * marks[:, :, None, None, None], data.labels)
+        return StepResult(tuple(tensor.detach() for tensor in found.gradients), data)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,18 @@ class PlainStep(StepDefense):
 
 
 @dataclass(frozen=True)
+class SensitiveAlone(StepDefense):
+    adversary: ClassVar[Adversary] = NOBODY
+
+    def gradient(
+        self, function: GradientFunction, data: Protected, *, sensitive: Tensor | None, streams: Streams
+    ) -> StepResult:
+        assert sensitive is not None
+        found = function(data.inputs * sensitive[:, :, None, None, None], data.labels)
+        return StepResult(found.gradients, data, found.buffers)
+
+
+@dataclass(frozen=True)
 class MixWithNext(DataDefense):
     adversary: ClassVar[Adversary] = NOBODY
 
@@ -212,6 +224,16 @@ def test_a_defense_that_is_off_changes_nothing(optimizer: str, defense: Defense)
     assert_same(defended.model, bare.model)
     assert [e.loss for e in defended.history] == pytest.approx([e.loss for e in bare.history], rel=1e-10)
     assert defended.model.state_dict()["1.num_batches_tracked"] == STEPS
+
+
+def test_a_step_defense_is_told_which_images_are_sensitive() -> None:
+    def dark(images: Tensor) -> Tensor:
+        return images[:, 0, 0, 0] < (0.5 if images.is_floating_point() else 128)
+
+    marked = replace(split(), sensitive=dark(split().images))
+    found = train(network(), marked, training=SHORT, defenses=[SensitiveAlone()])
+    wanted = textbook(network(), SHORT, see=lambda x, y: (x * dark(x)[:, None, None, None], y))
+    assert_same(found.model, wanted)
 
 
 def test_noise_is_that_of_the_client_and_fresh_in_every_step() -> None:

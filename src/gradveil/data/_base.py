@@ -21,6 +21,7 @@ class Split:
         images: (N, C, H, W) bytes.
         labels: (N,) int64 class indices.
         identity: (N,) int64 whose image it is, where a data set says so.
+        sensitive: (N,) bool, for defenses that protect some samples; None marks all.
 
     Example:
         >>> split = Split(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), torch.tensor([0, 1, 0]))
@@ -31,17 +32,17 @@ class Split:
     images: Tensor
     labels: Tensor
     identity: Tensor | None = None
+    sensitive: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
             form = f"{tuple(self.images.shape)} of {self.images.dtype}"
             raise DataError(f"images must be (N, C, H, W) of torch.uint8, got {form}")
-        for name, values in (("labels", self.labels), ("identity", self.identity)):
-            if values is None:
-                continue
-            if values.shape != self.images.shape[:1] or values.dtype != torch.int64:
+        for name, kind in (("labels", torch.int64), ("identity", torch.int64), ("sensitive", torch.bool)):
+            values = getattr(self, name)
+            if values is not None and (values.shape != self.images.shape[:1] or values.dtype != kind):
                 form = f"{tuple(values.shape)} of {values.dtype}"
-                raise DataError(f"{name} must be ({len(self.images)},) of torch.int64, as many as images, got {form}")
+                raise DataError(f"{name} must be ({len(self.images)},) of {kind}, as many as images, got {form}")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,7 +56,8 @@ class Split:
         """Keep some images, in the order of the indices."""
         kept = torch.as_tensor(indices, dtype=torch.int64)
         identity = None if self.identity is None else self.identity[kept]
-        return type(self)(self.images[kept], self.labels[kept], identity)
+        sensitive = None if self.sensitive is None else self.sensitive[kept]
+        return type(self)(self.images[kept], self.labels[kept], identity, sensitive)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

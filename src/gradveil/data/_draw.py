@@ -29,7 +29,7 @@ def draw_victims(
         distinct_labels: no label twice within a victim; images that would repeat one are kept for later victims.
 
     Returns:
-        Inputs (V, B, C, H, W) in [0, 1] and labels (V, B).
+        Inputs (V, B, C, H, W) in [0, 1], labels (V, B), and which are sensitive (V, B) if the split says so.
 
     Example:
         >>> split = Split(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 0, 1, 1, 2, 2]))
@@ -46,9 +46,10 @@ def draw_victims(
     if distinct_labels:
         order = _distinct(order, split.labels.tolist(), victims=victims, batch_size=batch_size)
 
-    chosen = torch.tensor(order[: victims * batch_size])
-    inputs = split.inputs(chosen).unflatten(0, (victims, batch_size))
-    return Batch(inputs, split.labels[chosen].unflatten(0, (victims, batch_size)))
+    chosen = split.select(order[: victims * batch_size])
+    shape = (victims, batch_size)
+    sensitive = None if chosen.sensitive is None else chosen.sensitive.unflatten(0, shape)
+    return Batch(chosen.inputs().unflatten(0, shape), chosen.labels.unflatten(0, shape), sensitive)
 
 
 def mean_image(split: Split) -> Tensor:

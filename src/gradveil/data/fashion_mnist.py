@@ -1,6 +1,6 @@
 """Fashion-MNIST: articles of clothing (Xiao, Rasul and Vollgraf)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, final
 
@@ -63,4 +63,4 @@ class FashionMnist(Source):
         )
 
     def _framed(self, split: Split) -> Split:
-        return Split(F.pad(split.images, [(self.canvas - _SIDE) // 2] * 4), split.labels, split.identity)
+        return replace(split, images=F.pad(split.images, [(self.canvas - _SIDE) // 2] * 4))

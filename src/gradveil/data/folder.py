@@ -1,10 +1,12 @@
 """A user's own images: one folder per class."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, TypeAlias, final
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 from typing_extensions import override
 
@@ -17,7 +19,11 @@ _SUFFIXES: Final = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 # Named, so that a file that lies about its suffix cannot reach a rarer parser.
 _FORMATS: Final = ("PNG", "JPEG", "BMP", "WEBP")
 _KINDS: Final = "PNG, JPEG, BMP or WebP"
+_LISTING: Final = "sensitive.txt"
 _DEEP_MODES: Final = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+
+Marked: TypeAlias = frozenset[Path] | None
+"""Images that are sensitive; None where nobody said so."""
 
 
 @final
@@ -25,7 +31,8 @@ _DEEP_MODES: Final = frozenset({"I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 class Folder(Source):
     """Images in `PATH/CLASS/`, or in `PATH/train/CLASS/` and `PATH/test/CLASS/`.
 
-    Each split has a fixed, shuffled order, so that images that follow each other are of mixed classes.
+    Each split has a fixed, shuffled order, so that images that follow each other are of mixed classes. A file
+    `PATH/sensitive.txt` marks the images that defenses of some samples protect, one path below PATH in a line.
 
     Args:
         path: of the folder.
@@ -63,26 +70,27 @@ class Folder(Source):
         classes = _classes(top / "train" if divided else top)
         if len(classes) == 1:
             raise DataError(f"{top} must hold the folders of at least two classes, got only {classes[0]}")
-        train, test = self._load_divided(top, classes) if divided else self._divide(top, classes)
+        marked = _marked(top, parts=[top / "train", top / "test"] if divided else [top], classes=classes)
+        train, test = self._load_divided(top, classes, marked) if divided else self._divide(top, classes, marked)
         mean, std = channel_moments(train.images)
         return Dataset(name=f"folder:{top.resolve().name}", train=train, test=test, classes=classes, mean=mean, std=std)
 
-    def _load_divided(self, top: Path, classes: tuple[str, ...]) -> tuple[Split, Split]:
+    def _load_divided(self, top: Path, classes: tuple[str, ...], marked: Marked) -> tuple[Split, Split]:
         extra = sorted(set(_classes(top / "test")) - set(classes))
         if extra:
             raise DataError(f"{top / 'test'} has the class {extra[0]}, which {top / 'train'} does not have")
-        train, test = (self._load_split(top / part, classes) for part in ("train", "test"))
+        train, test = (self._load_split(top / part, classes, marked) for part in ("train", "test"))
         _check_one_size([train, test], top)
         return _shuffled(train), _shuffled(test)
 
-    def _divide(self, top: Path, classes: tuple[str, ...]) -> tuple[Split, Split]:
-        everything = self._load_split(top, classes)
+    def _divide(self, top: Path, classes: tuple[str, ...], marked: Marked) -> tuple[Split, Split]:
+        everything = self._load_split(top, classes, marked)
         train, test = stratified(everything.labels.numpy(), test_fraction=self.test_fraction)
         if not len(test):
             raise DataError(f"{top} holds one image per class; a test part needs at least two of some class")
         return _shuffled(everything.select(train.tolist())), _shuffled(everything.select(test.tolist()))
 
-    def _load_split(self, folder: Path, classes: tuple[str, ...]) -> Split:
+    def _load_split(self, folder: Path, classes: tuple[str, ...], marked: Marked) -> Split:
         files = [(path, label) for label, name in enumerate(classes) for path in _images(folder / name)]
         first = files[0][0]
         arrays: list[Bytes] = []
@@ -92,7 +100,9 @@ class Folder(Source):
                 sizes = f"{first} is {_size(arrays[0])} and {path} is {_size(array)}"
                 raise DataError(f"images must have one size, but {sizes}; give a size, as in folder:PATH,size=32")
             arrays.append(array)
-        return make_split(np.stack(arrays), [label for _, label in files], where=folder)
+        split = make_split(np.stack(arrays), [label for _, label in files], where=folder)
+        sensitive = None if marked is None else torch.tensor([path in marked for path, _ in files])
+        return replace(split, sensitive=sensitive)
 
     def _read(self, path: Path) -> Bytes:
         """Return an image as (C, H, W) bytes."""
@@ -115,6 +125,21 @@ def _classes(folder: Path) -> tuple[str, ...]:
     if empty:
         raise DataError(f"{folder / empty[0]} holds no images; put {_KINDS} files there or remove the folder")
     return tuple(names)
+
+
+def _marked(top: Path, *, parts: Sequence[Path], classes: Sequence[str]) -> Marked:
+    """Read which images are sensitive."""
+    listing = top / _LISTING
+    if not listing.is_file():
+        return None
+    known = {path for part in parts for name in classes for path in _images(part / name)}
+    with reading(listing, "a list of images", advice="save it as plain text"):
+        lines = listing.read_text(encoding="utf-8").splitlines()
+    named = [line.strip() for line in lines if line.strip()]
+    for name in named:
+        if top / name not in known:
+            raise DataError(f"{listing} names {name}, which is no image here; write paths below {top}, one in a line")
+    return frozenset(top / name for name in named)
 
 
 def _images(folder: Path) -> list[Path]:

@@ -170,11 +170,25 @@ def _train(site: Site, number: int | str, tasks: list[tuple[int, _Task]], weight
 
 def _batch(site: Site, tasks: list[tuple[int, _Task]]) -> Batch:
     """Put the samples of some clients into one stack; they travel as bytes, a quarter of the way as numbers."""
-    images = torch.cat([site.splits[client].images[task.samples] for client, task in tasks])
-    labels = torch.cat([site.splits[client].labels[task.samples] for client, task in tasks])
-    there = Split(images.to(site.like.device), labels.to(site.like.device))
-    shape = (len(tasks), -1)
-    return Batch(there.inputs(dtype=site.like.dtype).unflatten(0, shape), there.labels.unflatten(0, shape))
+    parts = [site.splits[client].select(task.samples) for client, task in tasks]
+    device, shape = site.like.device, (len(tasks), -1)
+    there = Split(torch.cat([p.images for p in parts]).to(device), torch.cat([p.labels for p in parts]).to(device))
+    return Batch(
+        there.inputs(dtype=site.like.dtype).unflatten(0, shape),
+        there.labels.unflatten(0, shape),
+        _marks(parts, device),
+    )
+
+
+def _marks(parts: Sequence[Split], device: torch.device) -> Tensor | None:
+    """Return which samples (clients, B) are sensitive; of clients that mark none, all of them."""
+    if all(part.sensitive is None for part in parts):
+        return None
+    return torch.stack([_marked(part) for part in parts]).to(device)
+
+
+def _marked(part: Split) -> Tensor:
+    return torch.ones(len(part), dtype=torch.bool) if part.sensitive is None else part.sensitive
 
 
 def _of_round(site: Site, number: int | str, clients: Sequence[int]) -> Streams:

@@ -20,7 +20,10 @@ def identify(site: Site, sent: nn.Module) -> Tensor:
     """Return a number that differs between federations whose rounds would differ; more rounds may be added later."""
     settings = replace(site.settings, rounds=1)
     shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in sent.state_dict().items()]
-    held = [(len(split), split.labels.tolist()) for split in site.splits.values()]
+    held = [
+        (len(split), split.labels.tolist(), None if split.sensitive is None else split.sensitive.tolist())
+        for split in site.splits.values()
+    ]
     text = repr((settings, site.client.defenses, shapes, held))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return torch.tensor(int.from_bytes(digest, "little", signed=True))

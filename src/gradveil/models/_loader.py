@@ -26,6 +26,7 @@ class Loader:
     Args:
         images: (N, C, H, W) bytes.
         labels: (N,).
+        sensitive: (N,) mask, None for all.
         batch_size: B, at most N.
         augment: `crop-flip` pads by 4, crops at random and mirrors every other image.
         dtype: of the pixels.
@@ -33,6 +34,7 @@ class Loader:
 
     images: Tensor
     labels: Tensor
+    sensitive: Tensor | None
     batch_size: int
     augment: Augment
     dtype: torch.dtype
@@ -45,6 +47,7 @@ class Loader:
         return cls(
             images=split.images.to(like.device),
             labels=split.labels.to(like.device),
+            sensitive=None if split.sensitive is None else split.sensitive.to(like.device),
             batch_size=min(batch_size, len(split)),
             augment=augment,
             dtype=like.dtype,
@@ -65,7 +68,8 @@ class Loader:
             images = self.images[rows]
             if views is not None:
                 images = crop_flip(images, corners=views[rows, :2], mirrored=views[rows, 2].bool())
-            yield Batch(images.to(self.dtype).div_(255)[None], self.labels[rows][None])
+            sensitive = None if self.sensitive is None else self.sensitive[rows][None]
+            yield Batch(images.to(self.dtype).div_(255)[None], self.labels[rows][None], sensitive)
 
     def _views(self, number: int, streams: Streams) -> Tensor | None:
         """Draw top, left and mirror of every image, (N, 3), for the whole epoch at once."""

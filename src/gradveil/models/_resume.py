@@ -102,10 +102,11 @@ class Run:
 
 
 def identify(training: Training, *, defenses: Sequence[Defense], network: nn.Module, split: Split) -> Tensor:
-    """Return a number that differs between trainings of different settings, defenses, layers, images or labels."""
+    """Return a number that differs between trainings of different settings, defenses, layers or samples."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
     summary = hashlib.blake2b(repr((training, list(defenses), shapes, tuple(split.images.shape))).encode())
-    for tensor in (split.images, split.labels):
+    marks = () if split.sensitive is None else (split.sensitive,)
+    for tensor in (split.images, split.labels, *marks):
         summary.update(tensor.contiguous().cpu().numpy().tobytes())
     digest = hashlib.blake2b(summary.digest(), digest_size=8).digest()
     return torch.tensor(int.from_bytes(digest, "little", signed=True))

@@ -25,8 +25,9 @@ from gradveil.models._recipe import Training
 from gradveil.streams import Streams
 from gradveil.types import Batch, Gradients, LossFn, Protected, State
 
-Differentiate: TypeAlias = Callable[[Protected, Streams], tuple[Tensor, Gradients]]
-"""What the model sees to the loss () and one (1, *shape) gradient per trained parameter; moves running statistics."""
+Differentiate: TypeAlias = Callable[[Protected, Tensor | None, Streams], tuple[Tensor, Gradients]]
+"""What the model sees, and which private samples are sensitive, to the loss () and one (1, *shape) gradient per trained
+parameter; moves running statistics."""
 
 
 class ProtectedStep:
@@ -55,7 +56,7 @@ class ProtectedStep:
             streams: of this step.
         """
         data = protect_data(batch, self._client, streams=streams)
-        loss, found = self._differentiate(data, streams)
+        loss, found = self._differentiate(data, batch.sensitive, streams)
 
         gradients = list(found)
         leaving = tuple(found[i] for i in self._shared)
@@ -111,7 +112,7 @@ def _dense(client: Client, network: nn.Module, training: Training) -> Differenti
     run = torch.compile(network) if training.compile and device == "cuda" else network
     layout = torch.channels_last if training.channels_last else torch.preserve_format
 
-    def differentiate(data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
+    def differentiate(data: Protected, _: Tensor | None, streams: Streams) -> tuple[Tensor, Gradients]:
         inputs = data.inputs[0].to(memory_format=layout)
         noise = {name: drawn[0].to(inputs) for name, drawn in draw_noise(client, len(inputs), streams=streams).items()}
         with torch.autocast(device, torch.bfloat16, enabled=training.precision == "bf16"):
@@ -137,12 +138,12 @@ class _Replayed:
         self._found: tuple[Tensor, Gradients] | None = None
         self._replay: Callable[[], Tensor] | None = None
 
-    def __call__(self, data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
+    def __call__(self, data: Protected, sensitive: Tensor | None, streams: Streams) -> tuple[Tensor, Gradients]:
         if self._data is None:
             self._data = replace(data, inputs=data.inputs.clone(), labels=data.labels.clone())
             self._record(self._data, streams)
         if self._replay is None or self._found is None or not _alike(data, self._data):
-            return self._differentiate(data, streams)
+            return self._differentiate(data, sensitive, streams)
         self._data.inputs.copy_(data.inputs)
         self._data.labels.copy_(data.labels)
         self._replay()
@@ -150,7 +151,7 @@ class _Replayed:
 
     def _record(self, data: Protected, streams: Streams) -> None:
         def step() -> Tensor:
-            self._found = self._differentiate(data, streams)
+            self._found = self._differentiate(data, None, streams)
             return self._found[0]
 
         # Random layers go on where they were, as if nothing had been tried.
@@ -172,9 +173,9 @@ class _Defended:
         self._runtime = Runtime(precision=training.precision)
         self._stacked: StackedNetwork | None = None
 
-    def __call__(self, data: Protected, streams: Streams) -> tuple[Tensor, Gradients]:
+    def __call__(self, data: Protected, sensitive: Tensor | None, streams: Streams) -> tuple[Tensor, Gradients]:
         stacked = replace(self._ready(data, streams), streams=streams)
-        result = self._defense.gradient(stacked, data, sensitive=None, streams=streams)
+        result = self._defense.gradient(stacked, data, sensitive=sensitive, streams=streams)
         value = _loss_without_traces(self._network, self._loss, result.protected)
         _move_statistics(self._network, result.buffers)
         found = dict(zip(stacked.names, result.gradients, strict=True))

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def obscure_split(
         device: where to compute.
     """
     found = obscure_images(split.inputs().to(device), defense, pool=pool, seed=seed, runtime=runtime)
-    return Split(found.mul(255).round().to(torch.uint8).cpu(), split.labels, split.identity)
+    return replace(split, images=found.mul(255).round().to(torch.uint8).cpu())
 
 
 def fingerprint(defense: Loda, features: nn.Module, *, pool: Tensor | None, seed: int, precision: str) -> str:
