@@ -61,8 +61,6 @@ class CorrelationRecord:
 
 def run(part: Part, folder: Path, means: Means) -> None:
     """Score random policies by a search, and attack images under each of them, all in one stack."""
-    if (folder / FILE).exists():
-        return
     found = search(replace(part, tables={**part.tables, "training": part.table("semi_training")}), folder, means)
     drawn = {entry.policy: entry.privacy for entry in found.scored if entry.origin == "random" and entry.privacy}
     base = to_spec(part, means)
@@ -70,6 +68,8 @@ def run(part: Part, folder: Path, means: Means) -> None:
     if len(spec.models) * len(spec.states) * len(spec.attacks) != 1:
         raise SpecError("a correlation takes one model, one state and one attack")
     claim(folder, spec)
+    if (folder / FILE).exists():
+        return
     made = _attack(spec, list(drawn), [value or 0.0 for value in drawn.values()], folder, means)
     write_atomically(folder / FILE, json.dumps(asdict(made), indent=1, allow_nan=False).encode())
     TensorFolder(folder / "unfinished").clear()
@@ -102,7 +102,7 @@ def read(file: Path) -> CorrelationRecord:
         content = json.loads(file.read_text(encoding="utf-8"))
         return CorrelationRecord(**{**content, "run": Run(**content["run"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RecordError(f"{file} is not the record of a correlation ({error}); run it again") from error
+        raise RecordError(f"{file} is not the record of a correlation ({error}); remove it and run again") from error
 
 
 def _attack(

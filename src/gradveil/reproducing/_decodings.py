@@ -134,7 +134,7 @@ def read(file: Path) -> DecodingRecord:
         content = json.loads(file.read_text(encoding="utf-8"))
         return DecodingRecord(**{**content, "run": Run(**content["run"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RecordError(f"{file} is not the record of a decoding ({error}); run it again") from error
+        raise RecordError(f"{file} is not the record of a decoding ({error}); remove it and run again") from error
 
 
 def _deviation(values: list[float]) -> float:

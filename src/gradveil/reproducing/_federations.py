@@ -106,7 +106,7 @@ def read(file: Path) -> FederationRecord:
         content = json.loads(file.read_text(encoding="utf-8"))
         return FederationRecord(**{**content, "run": Run(**content["run"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RecordError(f"{file} is not the record of a federation ({error}); run it again") from error
+        raise RecordError(f"{file} is not the record of a federation ({error}); remove it and run again") from error
 
 
 def _federate(

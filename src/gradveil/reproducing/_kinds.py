@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 
+from gradveil.errors import SpecError
 from gradveil.grid import Settings
 from gradveil.reproducing.measuring import Measurement
 from gradveil.reproducing.plans import Part, Wanted
@@ -25,6 +26,12 @@ class Means:
     settings: Settings = field(default_factory=Settings)
     checkpoints: Path | None = None
     adopted: tuple[Path, ...] = ()
+
+    def check(self) -> None:
+        """Refuse folders that are not there, before anything is run in the place of what they should hold."""
+        for folder in (*self.adopted, *filter(None, [self.checkpoints])):
+            if not folder.is_dir():
+                raise SpecError(f"there is no folder {folder} to take runs or networks from; name one that is there")
 
     def checkpoint(self, part: Part) -> Path | None:
         """Return the network that was trained before for a part, if there is one."""

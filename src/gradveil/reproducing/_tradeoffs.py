@@ -44,6 +44,8 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
     if not (folder / FILE).exists():
         return None
     record = read_tradeoff(folder)
+    if record.status != "done":
+        return None
     for mechanism in record.mechanisms:
         for curve in mechanism.curves:
             fields = {"mechanism": mechanism.name, "measure": curve.measure}

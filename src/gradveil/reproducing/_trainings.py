@@ -105,7 +105,7 @@ def _read(file: Path) -> TrainingRecord:
     try:
         return TrainingRecord(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise RecordError(f"{file} is not the record of a training ({error}); train again") from error
+        raise RecordError(f"{file} is not the record of a training ({error}); remove it and run again") from error
 
 
 def _train(part: Part, table: dict[str, Any], words: str, dataset: Dataset, folder: Path, means: Means) -> None:

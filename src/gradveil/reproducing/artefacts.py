@@ -91,7 +91,11 @@ def find_experiments(given: Path | None = None) -> Path:
 
 def catalogue(experiments: Path) -> tuple[Artefact, ...]:
     """List every table and figure of the papers, in the order of the catalogue."""
-    content = tomllib.loads((experiments / "catalogue.toml").read_text(encoding="utf-8"))
+    file = experiments / "catalogue.toml"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecordError(f"{file} cannot be read as TOML ({error}); restore it from the repository") from error
     return tuple(_artefact(experiments, paper, row) for paper, rows in content.items() for row in rows)
 
 

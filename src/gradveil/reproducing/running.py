@@ -26,6 +26,7 @@ from gradveil.reproducing.measuring import Interval, Measurement
 from gradveil.reproducing.plans import Plan, Size, Wanted, read_plan
 from gradveil.storage import write_atomically
 
+_SIZE_FILE = "size"
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "audit": Kind(_audits.run, _audits.measure),
@@ -80,6 +81,7 @@ def reproduce(
         parts: run these alone; numbers of others are taken if they ran before.
     """
     plan, means = read_plan(artefact.folder / "spec.toml", size, out=out), _sharing(means or Means(), out)
+    means.check()
     known = [part.name for part in plan.parts]
     for name in parts:
         if name not in known:
@@ -87,11 +89,25 @@ def reproduce(
     for part in plan.parts:
         if part.kind not in KINDS:
             raise unknown_name("kind of experiment", part.kind, KINDS)
-        if not parts or part.name in parts:
-            KINDS[part.kind].run(part, out / part.name, means)
+    _claim(out, size)
+    for part in (part for part in plan.parts if not parts or part.name in parts):
+        KINDS[part.kind].run(part, out / part.name, means)
     result = to_result(artefact, plan, out)
     write_atomically(out / RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return compare(artefact, result)
+
+
+def _claim(out: Path, size: Size) -> None:
+    """Make a folder one of runs in this size, which tables may share, or refuse if it is one of another size."""
+    _refuse_other(out, size)
+    write_atomically(out / _SIZE_FILE, size.encode())
+
+
+def _refuse_other(out: Path, size: Size) -> None:
+    file = out / _SIZE_FILE
+    held = file.read_text(encoding="utf-8").strip() if file.exists() else size
+    if held != size:
+        raise SpecError(f"{out} holds a {held} run; name a new folder with --out, or remove it")
 
 
 def _sharing(means: Means, out: Path) -> Means:
@@ -139,7 +155,10 @@ def keep(artefact: Artefact, size: Size, out: Path) -> Path:
     """
     if size == "smoke":
         raise SpecError("a smoke run is no result of a paper's table; keep a small or a paper run")
+    _refuse_other(out, size)
     place, plan = artefact.folder / "records" / size, read_plan(artefact.folder / "spec.toml", size, out=out)
+    if not to_result(artefact, plan, out)["values"]:
+        raise SpecError(f"{out} holds no number of {artefact.name} in size {size}; run it first")
     for file in _behind(artefact, plan, out):
         target = place / file.relative_to(out)
         target.parent.mkdir(parents=True, exist_ok=True)
