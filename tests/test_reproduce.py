@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -174,6 +175,20 @@ def test_the_catalogue_names_every_folder_once_and_gives_a_reason_for_what_is_no
     assert {artefact.paper for artefact in ALL} == {"ats", "re-ats", "dcs2", "loda", "spn"}
     assert {path.parent.name for path in EXPERIMENTS.glob("*/spec.toml")} == set(NAMES)
     assert all(artefact.why for artefact in ALL if not artefact.built)
+
+
+PRINTED = {"ats": (4, 6), "re-ats": (2, 14), "dcs2": (11, 7), "loda": (7, 2), "spn": (11, 29)}
+
+
+@pytest.mark.parametrize("paper", PRINTED)
+def test_the_catalogue_names_every_table_and_figure_that_a_paper_prints(paper: str) -> None:
+    """Titles name them as `Table 1(a): …` or `Figures 3, 4 and 8 to 14: …`."""
+    named: dict[str, set[int]] = {"Table": set(), "Figure": set()}
+    for title in (artefact.title.partition(":")[0] for artefact in ALL if artefact.paper == paper):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", title.partition(", CIFAR")[0]):
+            named[title.partition(" ")[0].rstrip("s")].update(range(int(first), int(last or first) + 1))
+    tables, figures = PRINTED[paper]
+    assert named == {"Table": set(range(1, tables + 1)), "Figure": set(range(1, figures + 1))}
 
 
 @pytest.mark.parametrize("name", NAMES)
