@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -344,6 +345,34 @@ def test_the_command_prints_paper_ours_and_difference(tiny: Artefact, tmp_path: 
     assert all(word in printed.stdout for word in ("paper", "ours", "difference"))
     assert (tiny.folder / "result.json").exists()
     assert asdict(tiny)["state"] == "not run"
+
+
+def test_statistics_stand_below_the_comparison_and_a_kept_result_is_shown_without_a_run(
+    tiny: Artefact, tmp_path: Path
+) -> None:
+    where, out = f"--experiments {tiny.folder.parent}", tmp_path / "run"
+    missing = command(f"reproduce tiny {where} --show")
+    assert missing.exit_code == 2
+    assert "no result of tiny is kept" in missing.output
+    run = f"reproduce tiny {where} --out {out} --size small --device cpu --chunk 8"
+    printed = command(f"{run} --quiet --keep").stdout
+    files = sorted(out.glob("cells/cells/*/record.json"))
+    for made in map(record.read, files):
+        scores = np.array(made.scores["psnr"].private)
+        name = "plain," if made.spec["cell"]["defenses"] == "none" else "noisy,"
+        found = f"{scores.mean():.2f} +{scores.std(ddof=1):.2f} +.*{scores.max():.2f} "
+        assert any(re.search(found, line) for line in printed.splitlines() if line.startswith(name)), (name, found)
+    told = json.loads(command(f"{run} --json").stdout)["statistics"]
+    assert {line["name"] for line in told} == {"plain, last", "noisy, noise"}
+    assert {"psnr_worst", "psnr_above_threshold", "psnr_null_grey"} <= set(told[0])
+
+    for file in files:
+        file.unlink()
+    shown = command(f"reproduce tiny {where} --show")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[1:] == [
+        line for line in printed.splitlines()[1:] if not line.startswith("records:")
+    ]
 
 
 @pytest.mark.parametrize("line", ["reproduce tiny --size huge", "reproduce tinny", "reproduce tiny --keep"])

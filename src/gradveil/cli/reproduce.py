@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from gradveil import report
 from gradveil.cli._device import chosen_device
 from gradveil.cli._show import console, output, progress_bar
 from gradveil.errors import SpecError, unknown_name
@@ -21,7 +22,9 @@ from gradveil.reproducing import (
     Line,
     Means,
     Size,
+    audits_behind,
     catalogue,
+    compare,
     find_artefact,
     find_experiments,
     keep,
@@ -37,6 +40,7 @@ def command(
     checkpoints: Annotated[Path | None, typer.Option(help="folder of networks trained before")] = None,
     adopt: Annotated[list[Path] | None, typer.Option(help="take over audits of this folder that fit; repeat")] = None,
     kept: Annotated[bool, typer.Option("--keep", help="make the run the result in the experiments folder")] = False,
+    show: Annotated[bool, typer.Option("--show", help="show the kept result; nothing is run")] = False,
     listed: Annotated[bool, typer.Option("--list", help="show every table and figure with its state")] = False,
     experiments: Annotated[Path | None, typer.Option(help="folder of the experiments; else ./experiments")] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; the same folder resumes")] = None,
@@ -52,6 +56,9 @@ def command(
         _show_list(catalogue(place), as_json=as_json)
         return
     artefact, chosen = find_artefact(place, name), _size(size)
+    if show:
+        _show_kept(artefact, as_json=as_json)
+        return
     if kept and chosen == "smoke":
         raise SpecError("--keep is for small and paper runs; a smoke run is no result of a paper's table")
     folder, silent = out or Path("runs") / f"{name}-{chosen}", quiet or as_json
@@ -60,15 +67,34 @@ def command(
         settings = replace(settings, progress=bar, announce=None if silent else _announce)
         means = Means(settings=settings, checkpoints=checkpoints, adopted=tuple(adopt or ()))
         lines = reproduce(artefact, chosen, folder, means=means, parts=part or ())
-    if as_json:
-        rows = [{**dataclasses.asdict(line), "difference": line.difference} for line in lines]
-        output.print_json(json.dumps({"artefact": name, "size": chosen, "folder": str(folder), "rows": rows}))
-    else:
-        output.print(to_table(artefact, chosen, lines))
+    _show(artefact, chosen, lines, folder, as_json=as_json)
+    if not as_json:
         output.print(f"records: {folder}", markup=False, highlight=False, soft_wrap=True)
     if kept:
         path = keep(artefact, chosen, folder)
         console.print(f"kept: {path}; now write the verdict in its README", markup=False, soft_wrap=True)
+
+
+def _show_kept(artefact: Artefact, *, as_json: bool) -> None:
+    result = artefact.result()
+    if result is None:
+        raise SpecError(f"no result of {artefact.name} is kept; run it with --size small, and --keep it")
+    _show(artefact, _size(result["size"]), compare(artefact, result), artefact.folder, as_json=as_json)
+
+
+def _show(artefact: Artefact, size: Size, lines: Sequence[Line], folder: Path, *, as_json: bool) -> None:
+    """Print the comparison, and below it the statistics of the audits behind it."""
+    behind = audits_behind(folder)
+    names, rows = [name for name, _ in behind], report.summarize([made for _, made in behind])
+    if as_json:
+        compared = [{**dataclasses.asdict(line), "difference": line.difference} for line in lines]
+        told = [{"name": name, **facts} for name, facts in zip(names, report.facts(rows), strict=True)]
+        content = {"artefact": artefact.name, "size": size, "folder": str(folder), "rows": compared, "statistics": told}
+        output.print_json(json.dumps(content))
+        return
+    output.print(to_table(artefact, size, lines))
+    if rows:
+        output.print(report.statistics(rows, names=names))
 
 
 def to_table(artefact: Artefact, size: Size, lines: Sequence[Line]) -> Table:

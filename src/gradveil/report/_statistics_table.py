@@ -22,11 +22,15 @@ _HEADINGS = (
 )
 
 
-def statistics(rows: Sequence[Row]) -> Table:
+def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
     """Draw one line per metric of the verdict and cell; it fits 100 columns.
 
     Scores are against the private image, but for one column against what the model saw. `share over` counts the images
     that reach the threshold named beside the metric, `best null` is the guess that knows nothing and comes closest.
+
+    Args:
+        rows: of the cells.
+        names: of the cells, in the place of their numbers.
 
     Example:
         >>> statistics([]).row_count
@@ -34,7 +38,8 @@ def statistics(rows: Sequence[Row]) -> Table:
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.title, table.title_justify = Text("statistics over all private images, cell by cell", style="bold"), "left"
-    table.add_column("", no_wrap=True)
+    called = dict(zip((row.number for row in rows), names, strict=True)) if names else {}
+    table.add_column("", overflow="fold", min_width=2)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("best null", overflow="fold")
@@ -44,7 +49,7 @@ def statistics(rows: Sequence[Row]) -> Table:
         limit = threshold(first.threshold, unit=first.unit, higher_is_better=first.higher_is_better)
         table.add_row("", Text(first.title, style="bold"), first.unit, "", "", limit)
         for row in having:
-            table.add_row(str(row.number), *_line(row.metrics[name], row))
+            table.add_row(Text(called.get(row.number, str(row.number))), *_line(row.metrics[name], row))
         table.add_section()
     return table
 

@@ -3,7 +3,7 @@
 from gradveil.reproducing._kinds import Means
 from gradveil.reproducing.artefacts import Artefact, Expected, catalogue, find_artefact, find_experiments
 from gradveil.reproducing.plans import SIZES, Plan, Size, read_plan
-from gradveil.reproducing.running import Line, compare, keep, reproduce, to_result
+from gradveil.reproducing.running import Line, audits_behind, compare, keep, reproduce, to_result
 
 __all__ = [
     "SIZES",
@@ -13,6 +13,7 @@ __all__ = [
     "Means",
     "Plan",
     "Size",
+    "audits_behind",
     "catalogue",
     "compare",
     "find_artefact",

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from gradveil import record
 from gradveil.errors import SpecError, unknown_name
+from gradveil.record import Record
 from gradveil.reproducing import (
     _audits,
     _client_audits,
@@ -124,6 +126,20 @@ def to_result(artefact: Artefact, plan: Plan, folder: Path) -> dict[str, Any]:
         if found is not None:
             values.append(_entry(wanted, found.scaled(100.0 if wanted.unit == "%" else 1.0), folder))
     return {"artefact": artefact.name, "size": plan.size, "spec": dict(plan.words), "values": values}
+
+
+def audits_behind(folder: Path) -> list[tuple[str, Record]]:
+    """Read the records of audits behind a result, each once, with the first cell of the table that it is in.
+
+    Args:
+        folder: of a run, or of an experiment with a kept result.
+    """
+    cells: dict[str, str] = {}
+    for value in json.loads((folder / RESULT).read_text(encoding="utf-8"))["values"]:
+        for name in value["records"]:
+            if Path(name).name == "record.json":
+                cells.setdefault(name, f"{value['row']}, {value['column']}")
+    return [(cell, record.read(folder / name)) for name, cell in cells.items()]
 
 
 def compare(artefact: Artefact, result: Mapping[str, Any]) -> list[Line]:
