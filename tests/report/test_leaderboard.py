@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from synthetic_runs import make_record, write_run
 from typer.testing import CliRunner
@@ -119,19 +120,22 @@ def test_of_several_runs_the_largest_and_newest_counts_and_failed_ones_do_not() 
 
 
 def an_experiment(folder: Path) -> Path:
-    """Write a table of three cells: one with a record, one with two, one that was not run."""
+    """Write a table of four cells: one with a record, one with two, one that was not run, one without an attack."""
     place = folder / "experiments" / "ats-table-1a"
     write_run(place / "records", {"1": (made(), None)})
     rows = [
         {"row": "none", "column": "PSNR", "value": 16.5, "unit": "dB"},
         {"row": "policies", "column": "PSNR", "value": 7.0, "unit": "dB"},
         {"row": "hybrid", "column": "PSNR", "value": 6.5, "unit": "dB"},
+        {"row": "none", "column": "FL", "value": 90.0, "unit": "%"},
     ]
     (place / "expected.json").write_text(json.dumps({"paper": "ats", "table": "Table 1(a)", "rows": rows}))
     one = {"row": "none", "column": "PSNR", "value": 17.3125, "interval": [15.0, 19.5], "unit": "dB"}
     two = {"row": "policies", "column": "PSNR", "value": 8.0, "interval": None, "unit": "dB"}
+    accuracy = {"row": "none", "column": "FL", "value": 88.0, "interval": None, "unit": "%"}
     values = [
         {**one, "records": ["records/cells/1/record.json"]},
+        {**accuracy, "records": ["records/plain/federation.json"]},
         {**two, "records": ["records/cells/1/record.json", "records/cells/2/record.json"]},
     ]
     (place / "result.json").write_text(json.dumps({"artefact": "ats-table-1a", "values": values}))
@@ -150,6 +154,39 @@ def test_the_number_of_a_paper_stands_on_the_card_of_its_record(tmp_path: Path) 
     assert (cards["policies"].reported[0].records, cards["policies"].ours) == (2, None)
     assert not cards["policies"].unreliable
     assert "hybrid" not in cards  # The paper has it, but nobody ran it.
+    assert len(find_cards(tmp_path)) == 2  # That of the federation is none: nobody attacked it.
+
+
+def test_the_tables_that_are_kept_here_have_cards_without_any_run() -> None:
+    """A clone shows them at once: `gradveil report leaderboard`."""
+    cards = find_cards(Path(__file__).parents[2] / "experiments" / "ats-table-1a")
+    by_defense = {card.defense: card for card in cards if card.ours is not None}
+    card = by_defense["transform-policy:policy=3-1-7"]
+    assert (card.data, card.ours is not None and card.ours.metric) == ("cifar100", "PSNR")
+    assert [one.value for one in card.reported if one.column in {"PSNR", "ACC"}] == [6.579, 70.56]
+    assert card.unreliable
+    assert card.date > "2026"
+
+
+def test_a_card_says_what_its_mean_hides() -> None:
+    figure = cards_of(made())["none", "dlg"].ours
+    assert figure is not None
+    assert figure.std == pytest.approx(np.std(WIDE, ddof=1))
+    assert (figure.worst, figure.threshold, figure.above) == (24.0, 20.0, 0.25)
+    assert figure.best_null == pytest.approx(max(figure.nulls.values()))
+
+
+def test_other_files_in_the_folder_of_the_cards_stay(tmp_path: Path) -> None:
+    an_experiment(tmp_path)
+    own = {"cards/business.json": '{"defense": 1}', "cards/list-12345678.json": "[]", "cards/x-12345678.json": "broken"}
+    build_leaderboard(tmp_path)
+    stale = tmp_path / "cards" / "stale-0123abcd.json"
+    stale.write_text(next((tmp_path / "cards").glob("*.json")).read_text())
+    for name, text in own.items():
+        (tmp_path / name).write_text(text)
+    build_leaderboard(tmp_path)
+    assert not stale.exists()
+    assert {name: (tmp_path / name).read_text() for name in own} == own
 
 
 def test_the_command_writes_one_card_each_and_a_page_that_needs_nothing_else(tmp_path: Path) -> None:

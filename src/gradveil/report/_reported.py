@@ -7,6 +7,8 @@ from typing import Any
 
 from gradveil.errors import RecordError
 
+_OF_ATTACKS = ("record.json", "decoding.json", "tradeoff.json")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
@@ -23,6 +25,7 @@ class Reported:
         interval: of ours; empty if there is none.
         record: behind ours, relative to the folder that was searched; empty if there is none.
         records: how many stand behind it.
+        attacked: whether one of them is that of an attack, and not of a training or a search alone.
     """
 
     paper: str
@@ -35,6 +38,7 @@ class Reported:
     interval: tuple[float, ...]
     record: str
     records: int
+    attacked: bool
 
     @property
     def difference(self) -> float | None:
@@ -77,6 +81,7 @@ def _reported(
         interval=tuple((ours or {}).get("interval") or ()),
         record=places[0] if len(places) == 1 else "",
         records=len(places),
+        attacked=any(Path(name).name in _OF_ATTACKS for name in records),
     )
 
 

@@ -43,6 +43,16 @@ def number(value: float | None, *, unit: str = "", decimals: int | None = None) 
     return (f"{value:.2g}" if small else f"{value:.{places}f}").replace("-", "−")
 
 
+def printed(value: float | None, *, unit: str = "") -> str:
+    """Write a number as a paper prints it, with its unit; a dash if the paper has none.
+
+    Example:
+        >>> printed(6.579, unit="dB"), printed(0.92), printed(None, unit="dB")
+        ('6.579 dB', '0.92', '–')
+    """
+    return "–" if value is None else f"{value:g} {unit}".strip()
+
+
 def significant(value: float) -> str:
     """Write a number of any size to three digits.
 

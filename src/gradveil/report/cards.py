@@ -36,6 +36,11 @@ class Figure:
         value: the mean.
         low: end of its 95 % interval over updates.
         high: the other end.
+        std: standard deviation over the images.
+        worst: the closest reconstruction.
+        threshold: score from which on a reconstruction counts as a success, None for a metric without one.
+        above: share of the images that reach it, None without one.
+        nulls: mean score of guesses that know nothing, by name.
         found_first: share of private images that are the nearest of all candidates; None without candidates.
         record: where it stands.
     """
@@ -48,8 +53,18 @@ class Figure:
     value: float
     low: float
     high: float
+    std: float
+    worst: float
+    threshold: float | None
+    above: float | None
+    nulls: dict[str, float]
     found_first: float | None
     record: str
+
+    @property
+    def best_null(self) -> float | None:
+        """The score of the guess that knows nothing and comes closest; None without any."""
+        return (max if self.higher_is_better else min)(self.nulls.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +149,11 @@ class Found:
             value=metric.summary.mean,
             low=metric.interval[0],
             high=metric.interval[1],
+            std=metric.summary.std,
+            worst=metric.summary.worst,
+            threshold=metric.threshold,
+            above=metric.above,
+            nulls=dict(metric.nulls),
             found_first=self.row.identification[views[0]].rate if views else None,
             record=self.place,
         )
@@ -160,8 +180,8 @@ def make_cards(records: Iterable[tuple[str, Record]], reported: Sequence[Reporte
 
     Args:
         records: with the places they were found at; failed ones are passed over.
-        reported: numbers of papers; those that several records stand behind become cards of their own, and those that
-            nobody ran become none.
+        reported: numbers of papers; those that several records of attacks stand behind become cards of their own, and
+            those that nobody ran, or attacked, become none.
 
     Example:
         >>> make_cards([])
@@ -177,18 +197,30 @@ def make_cards(records: Iterable[tuple[str, Record]], reported: Sequence[Reporte
     own = [
         _card(found, all_found, [r for r in reported if single.get(r.record) == key]) for key, found in cards.items()
     ]
-    return [*own, *(_of_table(one) for one in reported if one.record not in single and one.ours is not None)]
+    rest = [one for one in reported if one.record not in single and one.ours is not None and one.attacked]
+    return [*own, *map(_of_table, rest)]
 
 
 def write_cards(cards: Sequence[ResultCard], folder: Path) -> Path:
-    """Write one JSON file per card into `folder/cards`, in place of the cards that were there."""
+    """Write one JSON file per card into `folder/cards`, in place of the cards that were there; other files stay."""
     place = folder / "cards"
     for old in place.glob("*.json"):
-        old.unlink()
+        if _is_card(old):
+            old.unlink()
     for card in cards:
         text = json.dumps(dataclasses.asdict(card), indent=1, ensure_ascii=False)
         write_atomically(place / f"{card.name}.json", text.encode())
     return place
+
+
+def _is_card(file: Path) -> bool:
+    """Tell a card, also one of an older version, from somebody else's file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    known = isinstance(content, dict) and {"defense", "attack", "reported", "unreliable"} <= set(content)
+    return known and re.search(r"-[0-9a-f]{8}\.json$", file.name) is not None
 
 
 def _visible(folder: Path, name: str) -> list[Path]:
