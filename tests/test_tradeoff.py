@@ -22,6 +22,7 @@ from gradveil.grid import Settings
 from gradveil.metrics import cap, cap_interval, ppc, ppc_position, resample_curve
 from gradveil.record import Network, Outcome, Record, Run, Scores, Threat, read, read_images
 from gradveil.report import build_tradeoff, render_tradeoff
+from gradveil.report.tradeoff_page import spread
 from gradveil.spec import Cell, spec_from
 from gradveil.tradeoff import (
     STUDY_AUDIT,
@@ -126,6 +127,17 @@ def test_points_and_cap_of_a_mechanism_equal_numbers_made_by_hand() -> None:
     assert curve.cap_interval[0] < 0.22 < curve.cap_interval[1]
     assert tuple(curve.cap_interval) == cap_interval([[0.8, 0.4], [0.6, 0.2]], curve.distances)
     assert np.shape(curve.distances) == (2, 2, 2)
+
+
+def test_who_knows_nothing_has_a_cap_too_and_a_mean_is_not_all_that_is_said() -> None:
+    made = mechanism_result(SWEEP, seeds_of(measured(0.2, [1.0, 0.0], ratio=0.1)))
+    assert made.null_cap("reconstruction") == pytest.approx((0.7 + 0.3) / 2 * 0.9)
+    assert made.null_cap("tracing") is None
+    unknown = mechanism_result(SWEEP, seeds_of(measured(None, [1.0, 0.0], ratio=0.1)))
+    assert unknown.null_cap("reconstruction") is None
+    (curve,) = made.curves
+    assert spread(curve, 0) == "std 0.163, closest 0.000, 100.0% ≤ 0.5"  # 0.2, 0.4, 0.0, 0.2
+    assert spread(replace(curve, measure="tracing"), 1) == "std 0.816, closest 0.000"  # 1, 2, 1, 0
 
 
 def test_no_cap_is_given_where_a_strength_has_no_accuracy() -> None:
@@ -350,7 +362,7 @@ def test_the_page_of_a_study_needs_nothing_else(study: tuple[Path, TradeoffRecor
     page = build_tradeoff(study[0]).read_text(encoding="utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
     assert page.count('class="ppc"') == len(study[1].mechanisms[0].curves)
-    for words in ("green", "white", "red", "CAP", "gaussian-noise, std", "log10(‖B‖ / ‖E‖ + 1)"):
+    for words in ("green", "white", "red", "CAP", "gaussian-noise, std", "log10(‖B‖ / ‖E‖ + 1)", "closest"):
         assert words in page
     held = re.search(r"application/json;charset=utf-8;base64,([^\"]+)", page)
     assert held is not None

@@ -92,6 +92,14 @@ class MechanismResult:
     strengths: list[Strength]
     curves: list[Curve]
 
+    def null_cap(self, measure: str) -> float | None:
+        """Return the CAP of who knows nothing, the mean accuracy times their distance; None where either is unknown."""
+        nulls = [curve.null for curve in self.curves if curve.measure == measure and curve.null is not None]
+        known = [strength.accuracy for strength in self.strengths if strength.accuracy is not None]
+        if not nulls or len(known) < len(self.strengths):
+            return None
+        return nulls[0] * sum(known) / len(known)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeoffRecord:

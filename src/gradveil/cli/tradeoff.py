@@ -137,6 +137,9 @@ def to_table(made: TradeoffRecord) -> Table:
             found = {c.measure: c for c in mechanism.curves if (c.attack, c.informed) == (attack, informed)}
             words = f"{attack}{' (informed)' if informed else ''}"
             table.add_row(Text(mechanism.name), Text(words), *(_cap(found.get(name)) for name in measures))
+        nothing = [mechanism.null_cap(name) for name in measures]
+        shown = ["–" if value is None else f"{value:.3f}" for value in nothing]
+        table.add_row(Text(mechanism.name), "who knows nothing", *shown, style="dim")
     errors = [error for mechanism in made.mechanisms for strength in mechanism.strengths for error in strength.errors]
     table.caption = Text("\n".join(dict.fromkeys(errors)), style="yellow") if errors else None
     return table

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gradveil._tradeoff_record import FILE, Curve, MechanismResult, Strength, TradeoffRecord, read_tradeoff
 from gradveil.report import _words
 from gradveil.report._context import download
 from gradveil.report.figures import Axis
+from gradveil.report.tables import SUCCESS
 from gradveil.storage import write_atomically
 
 HEIGHT: Final = 250
@@ -175,7 +177,7 @@ def render_tradeoff(record: TradeoffRecord, *, name: str = "RUN", text: str = ""
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"words": _words, "titles": TITLES}
+    environment.globals |= {"words": _words, "titles": TITLES, "spread": spread}
     page = TradeoffPage(
         name=shlex.quote(name),
         record=record,
@@ -191,6 +193,22 @@ def worst_cap(mechanism: MechanismResult, measure: str) -> Curve | None:
     """Return the curve with the lowest CAP, that of the attack that finds most; None if no CAP is known."""
     known = [curve for curve in _measured(mechanism, measure) if curve.cap is not None]
     return min(known, key=lambda curve: curve.cap or 0.0, default=None)
+
+
+def spread(curve: Curve, place: int) -> str:
+    """Say what the mean distance at one strength hides: standard deviation, closest victim, share of successes.
+
+    Args:
+        curve: of an attack.
+        place: of the strength.
+    """
+    values = np.concatenate([np.asarray(seed[place], dtype=np.float64) for seed in curve.distances])
+    said = [f"std {_words.number(float(values.std(ddof=1)) if len(values) > 1 else 0.0)}"]
+    said.append(f"closest {_words.number(float(values.min()))}")
+    if curve.measure.startswith("reconstruction"):
+        reached = float(np.mean(values <= SUCCESS["rmse"]))
+        said.append(f"{_words.percent(reached)} {_words.threshold(SUCCESS['rmse'], higher_is_better=False)}")
+    return ", ".join(said)
 
 
 def _measured(mechanism: MechanismResult, measure: str) -> list[Curve]:
