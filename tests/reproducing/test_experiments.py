@@ -137,5 +137,9 @@ def test_a_kept_result_is_what_its_records_say(name: str) -> None:
     plan = read_plan(artefact.folder / "spec.toml", kept["size"], out=Path("run"))
     again = values(to_result(artefact, plan, artefact.folder / "records" / kept["size"]))
     for place, value in values(kept).items():
-        assert value["value"] == again[place]["value"]
-        assert all((artefact.folder / file).is_file() for file in value["records"])
+        known = ("value", "interval", "seed", "device", "date")
+        assert {key: value[key] for key in known} == {key: again[place][key] for key in known}
+        assert value["device"]
+        assert value["date"] > "2026"
+        for file in value["records"]:
+            assert json.loads((artefact.folder / file).read_text(encoding="utf-8"))["spec"]
