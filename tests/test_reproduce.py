@@ -44,6 +44,7 @@ ALL = catalogue(EXPERIMENTS)
 MEANS = Means(settings=Settings(device=torch.device("cpu"), chunk=64, redact=True))
 RUN = Run(date="2026-01-01T00:00:00+00:00", seconds={}, chunk=0, device="none", versions={})
 
+SEARCH = {"model": "mlp:hidden=8", "policies": 1, "images": 2, "rounds": 1, "round_size": 12, "intervals": 1}
 TINY = """
 [small]
 victims = 3
@@ -203,6 +204,19 @@ def test_an_audit_run_elsewhere_is_taken_over_only_if_it_is_the_same(
     part = Part(name="a", kind="audit", tables=spec.to_dict())
     assert adopt(part, spec, tmp_path / "here", [tmp_path / "elsewhere"]) == int(same)
     assert len(list((tmp_path / "here").glob("cells/*/record.json"))) == int(same)
+
+
+def test_what_is_taken_over_is_said_before_the_rest_runs(tmp_path: Path) -> None:
+    small = {"models": ["mlp:hidden=8"], "victims": 1, "metrics": ["psnr"], "attacks": ["inverting-gradients:steps=1"]}
+    audit = {**small, "adaptive": False, "decoys": 5, "null_victims": 0}
+    said: list[str] = []
+    means = replace(MEANS, adopted=(tmp_path / "first",), say=said.append)
+    _audits.run(Part(name="a", kind="audit", tables={"audit": audit}), tmp_path / "first", MEANS)
+    both = {**audit, "defenses": ["none", "pruning"]}
+    _audits.run(Part(name="b", kind="audit", tables={"audit": both}), tmp_path / "second", means)
+    assert said == ["b: 1 of 2 cells taken over"]
+    _searches.run(Part(name="c", kind="search", tables={"search": {**SEARCH}}), tmp_path / "third", means)
+    assert said[1:] == ["c: no search taken over"]
 
 
 def test_a_network_from_a_file_is_known_by_its_name(tmp_path: Path) -> None:

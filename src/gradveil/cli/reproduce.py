@@ -65,7 +65,7 @@ def command(
     settings = Settings(data_dir=data_dir, device=chosen_device(device), chunk=chunk, redact=True)
     with progress_bar(quiet=silent) as bar:
         settings = replace(settings, progress=bar, announce=None if silent else _announce)
-        means = Means(settings=settings, checkpoints=checkpoints, adopted=tuple(adopt or ()))
+        means = Means(settings=settings, checkpoints=checkpoints, adopted=tuple(adopt or ()), say=_say)
         lines = reproduce(artefact, chosen, folder, means=means, parts=part or ())
     _show(artefact, chosen, lines, folder, as_json=as_json)
     if not as_json:
@@ -139,6 +139,10 @@ def _size(text: str) -> Size:
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _announce(number: int, total: int, cell: Cell) -> None:

@@ -23,7 +23,9 @@ _STATISTICS = ("mean", "max", "std")
 def run(part: Part, folder: Path, means: Means) -> None:
     """Run every cell of a part's grid, but for those that were run elsewhere."""
     spec = to_spec(part, means)
-    adopt(part, spec, folder, means.adopted)
+    if means.adopted:
+        count = adopt(part, spec, folder, means.adopted)
+        means.say(f"{part.name}: {count} of {len(spec.cells())} cells taken over")
     refuse_failures(run_audit(spec, folder, settings=means.settings))
 
 

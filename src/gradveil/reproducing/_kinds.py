@@ -21,11 +21,13 @@ class Means:
         settings: device, data folder, progress.
         checkpoints: folder of networks that were trained before, by the name that a part gives; None for none.
         adopted: folders with records of audits that were run before, to be taken over where they fit.
+        say: is told what was taken over.
     """
 
     settings: Settings = field(default_factory=Settings)
     checkpoints: Path | None = None
     adopted: tuple[Path, ...] = ()
+    say: Callable[[str], None] = lambda _: None
 
     def check(self) -> None:
         """Refuse folders that are not there, before anything is run in the place of what they should hold."""

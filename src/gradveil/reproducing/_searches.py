@@ -30,7 +30,10 @@ def run(part: Part, folder: Path, means: Means) -> None:
         if not (folder / FILE).exists() and says_all(_readable(file), wanted):
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / FILE)
+            means.say(f"{part.name}: the search of {file.parent} taken over")
             return
+    if means.adopted:
+        means.say(f"{part.name}: no search taken over")
     search(part, folder, means)
 
 
