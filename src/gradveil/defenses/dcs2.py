@@ -72,7 +72,8 @@ class DCS2(StepDefense):
     )
     off: ClassVar[Mapping[str, object] | None] = {"fraction": 0.0}
     card: ClassVar[Card] = Card(
-        fails="against who knows of it and explains the update by further images; for samples that are not marked; "
+        fails="against who knows of it and explains the update by further images; against a generator of such images, "
+        "whatever the preset (digits, results/dcs2); for samples that are not marked; "
         "in batches of one label, where concealed samples start at noise; imprint blocks with many bins sort "
         "concealed and sensitive samples apart; few bins too, with objective=paper, where logits hardly depend on the "
         "image; weight=batch rules the training where few samples of a large batch are sensitive",
