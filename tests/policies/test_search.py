@@ -12,7 +12,7 @@ from gradveil.data import Dataset, Split
 from gradveil.engine import Runtime
 from gradveil.errors import DataError, RecordError, SpecError
 from gradveil.models import checkpoints
-from gradveil.models.training import Training
+from gradveil.models.training import Training, TrainingError
 from gradveil.policies import (
     ScoredPolicy,
     SearchRecord,
@@ -265,6 +265,8 @@ def test_refuses_what_cannot_be_searched() -> None:
         ("extensions", -1),
         ("adversary", "angry"),
         ("first_look", -1),
+        ("seed", -1),
+        ("round_size", 1),
     ):
         with pytest.raises(SpecError, match=field):
             dataclasses.replace(SMALL, **{field: value})  # type: ignore[arg-type]
@@ -276,6 +278,26 @@ def test_refuses_what_cannot_be_searched() -> None:
         SearchSettings(include=("3+4",))
     with pytest.raises(SpecError, match="at most 1"):
         SearchSettings(include=("3-4",), length=1)
+
+
+def test_refuses_more_rounds_than_there_are_images() -> None:
+    with pytest.raises(DataError, match="16 rounds need at least 32 images beside the first 10, got 30"):
+        accuracy_rows(40, 16, 2)
+    assert len(accuracy_rows(40, 15, 2)) == 30
+
+
+def test_refuses_networks_that_say_nothing_of_themselves_or_diverged(tmp_path: Path) -> None:
+    arguments = {"seed": 0, "folder": tmp_path, "device": torch.device("cpu"), "training": TRAINING}
+    made = make_networks(dataset(), MODEL, **arguments)  # type: ignore[arg-type]
+    (file,) = tmp_path.glob("semi-trained-*.safetensors")
+    checkpoints.save(made.untrained, file, about={})
+    with pytest.raises(RecordError, match="does not say its accuracy; remove it"):
+        make_networks(dataset(), MODEL, **arguments)  # type: ignore[arg-type]
+    with torch.no_grad():
+        next(made.semi_trained.parameters()).fill_(torch.nan)
+    scorers = Scorers.of(made, dataset().test, SMALL, runtime=Runtime(precision="float32", chunk=64))
+    with pytest.raises(TrainingError, match="S_pri of 28 is nan: the semi-trained network diverged; train it with"):
+        scorers.score([NO_POLICY], "given")
 
 
 def test_policies_of_one_search_are_those_of_the_seed() -> None:

@@ -58,6 +58,8 @@ def test_says_what_to_do_where_nothing_passes(tmp_path: Path) -> None:
         (["--training", "lr=-1"], "lr must be above 0"),
         (["--precision", "half"], "precision must be one of"),
         (["--device", "abacus"], "device"),
+        (["--model", "mlp:hidden=0"], "model 'mlp:hidden=0': hidden must be at least 1"),
+        (["--seed", str(2**70)], "seed must be at least 0 and below"),
     ],
 )
 def test_refuses_wrong_use_in_one_sentence(arguments: list[str], complaint: str) -> None:

@@ -18,6 +18,7 @@ from gradveil.cli._device import chosen_device
 from gradveil.cli._show import console, output
 from gradveil.engine import Precision, Progress, Runtime
 from gradveil.errors import SpecError
+from gradveil.models import architectures
 from gradveil.models.training import Training
 from gradveil.policies import (
     SEMI_TRAINING,
@@ -31,6 +32,7 @@ from gradveil.policies import (
 )
 from gradveil.registry import convert, parse_settings
 from gradveil.report import load_records
+from gradveil.spec import build
 from gradveil.storage import write_atomically
 from gradveil.transforms import LONGEST, parse_policy
 
@@ -76,6 +78,7 @@ def run(
         "seed": seed, **(_transferred(transfer, include or []) if transfer else {}),
     }  # fmt: skip
     wanted = SearchSettings(**{**flags, **parse_settings(SearchSettings, settings, "the search")})
+    build(architectures, model)
     try:
         recipe = dataclasses.replace(SEMI_TRAINING, **parse_settings(Training, training, "training"))
         runtime = Runtime(precision=convert(precision, Precision, "precision"), chunk=chunk)

@@ -11,6 +11,7 @@ from torch import nn
 from gradveil.data import Dataset, Split
 from gradveil.engine import Progress, normalized
 from gradveil.engine.runtime import silent
+from gradveil.errors import RecordError
 from gradveil.models import build, checkpoints
 from gradveil.models.training import PRESETS, Training, train
 from gradveil.storage import TensorFolder
@@ -66,6 +67,8 @@ def make_networks(
     if file and file.exists():
         trained = normalized(plain, dataset.mean, dataset.std).to(device).eval()
         about = checkpoints.load(file, trained)
+        if "accuracy" not in about:
+            raise RecordError(f"{file} does not say its accuracy; remove it, and the search trains its network anew")
         return Networks(semi_trained=trained, untrained=untrained, accuracy=float(about["accuracy"]))
 
     store = TensorFolder(file.with_suffix(".unfinished")) if file else None

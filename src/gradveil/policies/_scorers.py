@@ -13,6 +13,8 @@ from torch import Tensor
 
 from gradveil.data import Split
 from gradveil.engine import Runtime
+from gradveil.errors import DataError
+from gradveil.models.training import TrainingError
 from gradveil.policies._accuracy import AccuracyScorer
 from gradveil.policies._material import Material
 from gradveil.policies._networks import Networks
@@ -169,6 +171,12 @@ class Scorers:
         hybrids = _parsed(entries)
         with self.clock.stage("privacy"):
             areas = summarize(self.privacy(hybrids))
+        for entry, (mean, _) in zip(entries, areas, strict=True):
+            if not math.isfinite(mean):
+                raise TrainingError(
+                    f"S_pri of {entry.policy} is {mean}: the semi-trained network diverged; train it with a lower "
+                    "learning rate (--training lr=...)"
+                )
         done = [replace(e, privacy=mean, privacy_error=error) for e, (mean, error) in zip(entries, areas, strict=True)]
         return done if self.settings.adversary == "plain" else self.informed(done)
 
@@ -226,7 +234,13 @@ def accuracy_rows(total: int, rounds: int, size: int) -> list[int]:
     if _FIRST + rounds * size <= total:
         return list(range(_FIRST, _FIRST + rounds * size))
     first = min(_RESERVED, total // 4)
-    return list(range(first, first + rounds * min(size, (total - first) // rounds)))
+    left = total - first
+    if left < 2 * rounds:
+        raise DataError(
+            f"{rounds} rounds need at least {2 * rounds} images beside the first {first}, got {left}; "
+            "take fewer rounds (--settings rounds=...)"
+        )
+    return list(range(first, first + rounds * min(size, left // rounds)))
 
 
 def _to_beat(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> float:

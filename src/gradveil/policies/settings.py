@@ -13,7 +13,10 @@ from gradveil.transforms import LONGEST, parse_policy
 Method: TypeAlias = Literal["random", "evolution"]
 Adversary: TypeAlias = Literal["plain", "aware"]
 
-_COUNTS = ("length", "top", "images", "rounds", "round_size", "intervals", "batch", "population")
+_LEAST = {
+    "length": 1, "top": 1, "images": 1, "rounds": 1, "round_size": 2, "intervals": 1, "batch": 1, "population": 1,
+    "policies": 0, "extensions": 0, "first_look": 0, "seed": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +71,11 @@ class SearchSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("policies", "extensions", "first_look"):
-            if getattr(self, name) < 0:
-                raise SpecError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.seed >= 2**63:
+            raise SpecError(f"seed must be at least 0 and below 2^63, got {self.seed}")
         if not (self.policies or self.include or self.singles):
             raise SpecError("a search without a budget scores only what is included, got nothing; include policies")
         for name, kind in (("method", Method), ("variant", Variant), ("adversary", Adversary)):
