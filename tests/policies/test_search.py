@@ -133,6 +133,29 @@ def test_refuses_the_folder_of_another_search_and_a_damaged_one(tmp_path: Path) 
         read(tmp_path / "elsewhere")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("spec", [], "spec"),
+        ("spec", {"dataset": "digits"}, "spec"),
+        ("threshold", None, "threshold"),
+        ("scored", [{"policy": "50", "accuracy": -1.0}], "'50' at position 1"),
+        ("best", [{"policy": 3, "accuracy": -1.0}], "policy"),
+        ("scored", [{"policy": "3", "accuracy": "high"}], "accuracy of 3"),
+        ("scored", [{"policy": "3", "accuracy": -1.0, "aware": [0.1]}], "aware of 3"),
+        ("hybrid", "3+77", "'77' at position 3"),
+    ],
+)
+def test_refuses_a_record_whose_parts_are_not_what_they_are_called(
+    name: str, value: object, complaint: str, tmp_path: Path
+) -> None:
+    search(folder=tmp_path, policies=1)
+    file = tmp_path / "search.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    with pytest.raises(RecordError, match=rf"is not a search of GradVeil \(.*{complaint}.*\); search again"):
+        read(tmp_path)
+
+
 def test_keeps_what_passes_the_threshold_most_private_first() -> None:
     record = search()
     passing = [entry for entry in record.scored if entry.accuracy >= -50]

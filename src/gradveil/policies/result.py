@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from gradveil.errors import RecordError, SpecError
 from gradveil.record import Run
@@ -15,6 +15,7 @@ from gradveil.transforms import NO_POLICY, Hybrid, parse_policy, share_functions
 
 FILE = "search.json"
 FORMAT = 1
+_NUMBERS: Final = ("accuracy_error", "privacy", "privacy_error", "aware", "aware_error", "undone", "margin")
 Origin: TypeAlias = Literal["given", "random", "evolved"]
 
 
@@ -106,11 +107,36 @@ def read(folder: Path) -> SearchRecord:
             raise RecordError(f"{file} has format {content.get('format')}, this version reads {FORMAT}; search again")
         lists = {name: [ScoredPolicy(**entry) for entry in content[name]] for name in ("scored", "best")}
         run = Run(**content["run"]) if content["run"] else None
-        return SearchRecord(**{**content, **lists, "run": run})
+        record = SearchRecord(**{**content, **lists, "run": run})
+        _check(record)
     except FileNotFoundError as error:
         raise RecordError(f"there is no search at {file}; name a run folder of `gradveil search`") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError, SpecError) as error:
         raise RecordError(f"{file} is not a search of GradVeil ({error}); search again") from error
+    return record
+
+
+def _check(record: SearchRecord) -> None:
+    """Refuse what a search never writes, so that nobody stumbles over it later."""
+    spec = record.spec
+    if not isinstance(spec, dict) or not isinstance(spec.get("search"), dict):
+        raise TypeError("its spec holds no settings of a search")
+    _check_numbers("the record", record, ("threshold", "passed"))
+    for entry in (*record.scored, *record.best):
+        if not isinstance(entry.policy, str):
+            raise TypeError(f"a policy must be text, got {entry.policy!r}")
+        parse_policy(entry.policy, longest=len(entry.policy))
+        known = [name for name in _NUMBERS if getattr(entry, name) is not None]
+        _check_numbers(entry.policy, entry, ("accuracy", *known))
+    if record.hybrid:
+        parse_policy(record.hybrid, longest=len(record.hybrid))
+
+
+def _check_numbers(whose: str, holder: object, names: Iterable[str]) -> None:
+    for name in names:
+        value = getattr(holder, name)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(f"{name} of {whose} must be a number, got {value!r}")
 
 
 def ranked(scored: Iterable[ScoredPolicy], *, threshold: float) -> list[ScoredPolicy]:
