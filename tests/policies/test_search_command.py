@@ -85,6 +85,8 @@ def test_shows_a_policy_as_a_contact_sheet(tmp_path: Path) -> None:
         assert sheet.size == (260 + 3 * 76, (1 + 8 + 1 + 1) * 76)
     with pytest.raises(SpecError, match="'99' at position 1"):
         call("show", "99")
+    with pytest.raises(SpecError, match="dataset stands before show, which takes its own; write it behind"):
+        call("--dataset", "cifar100", "show", "3")
     with pytest.raises(SpecError, match="index of a test image"):
         call("show", "3", "--start", "100000")
 
@@ -107,7 +109,8 @@ def test_the_sheet_refuses_what_is_no_image() -> None:
 def test_scores_the_best_of_another_search_on_this_data_set(tmp_path: Path) -> None:
     call(*SMALL, "--out", str(tmp_path / "there"), "--quiet")
     there = read(tmp_path / "there")
-    shown = call(*SMALL, "--seed", "1", "--transfer", str(tmp_path / "there"), "--out", str(tmp_path / "here"))
+    bare = [*SMALL[:4], *SMALL[6:]]  # without a budget
+    shown = call(*bare, "--seed", "1", "--transfer", str(tmp_path / "there"), "--out", str(tmp_path / "here"))
     here = read(tmp_path / "here")
     assert {entry.policy for entry in here.scored} == {"28", "3-1-7", *(entry.policy for entry in there.best)}
     assert {entry.origin for entry in here.scored} == {"given"}
@@ -115,6 +118,26 @@ def test_scores_the_best_of_another_search_on_this_data_set(tmp_path: Path) -> N
     assert "accuracy" in shown
     with pytest.raises(RecordError, match="no search at"):
         call(*SMALL, "--transfer", str(tmp_path / "nowhere"))
+
+
+def test_a_transfer_leaves_the_flags_of_the_search_as_they_are(tmp_path: Path) -> None:
+    there, here, more = (tmp_path / name for name in ("there", "here", "more"))
+    bare = [*SMALL[:4], *SMALL[6:8], *SMALL[10:], "--quiet"]  # without a budget and includes
+    call(*bare, "--policies", "2", "--length", "2", "--include", "3-1", "--out", str(there))
+    call(*bare, "--length", "3", "--include", "1-2-4", "--transfer", str(there), "--out", str(here))
+    assert {"1-2-4", "3-1"} <= {entry.policy for entry in read(here).scored}
+    call(*bare, "--policies", "3", "--transfer", str(there), "--out", str(more))
+    assert sum(entry.origin == "random" for entry in read(more).scored) == 3
+    with pytest.raises(SpecError, match="empty at position 1"):
+        call(*bare, "--include", "", "--transfer", str(there))
+    with pytest.raises(SpecError, match="at most 1 are allowed"):
+        call(*bare, "--length", "1", "--transfer", str(there))
+
+
+def test_says_so_where_there_is_nothing_to_transfer(tmp_path: Path) -> None:
+    call(*SMALL, "--threshold", "0", "--out", str(tmp_path), "--quiet")
+    with pytest.raises(SpecError, match=r"no policy passes in .*; search with a lower --threshold there"):
+        call(*SMALL, "--transfer", str(tmp_path))
 
 
 def test_searches_against_an_adversary_who_knows_the_policy(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def run(
     context: typer.Context,
     dataset: Annotated[str, typer.Option(help="digits, cifar100, folder:PATH, ...")] = "digits",
     model: Annotated[str, typer.Option(help="lenet, resnet20-4, ...")] = "resnet20-4",
-    policies: Annotated[int, typer.Option(help="budget: policies to score")] = 1500,
-    length: Annotated[int, typer.Option(help="operations of a policy at most")] = 3,
+    policies: Annotated[int | None, typer.Option(help="budget: policies to draw; 1500, none in a transfer")] = None,
+    length: Annotated[int | None, typer.Option(help="operations of a policy at most; 3")] = None,
     top: Annotated[int, typer.Option(help="policies wanted")] = 10,
     method: Annotated[str, typer.Option(help="random or evolution")] = "random",
     variant: Annotated[str, typer.Option(help="of the scores: paper or reference")] = "reference",
@@ -55,7 +55,7 @@ def run(
     adversary: Annotated[str, typer.Option(help="plain, or aware: also who knows the policy")] = "plain",
     include: Annotated[list[str] | None, typer.Option(help="score these too, such as 3-1-7; repeat")] = None,
     singles: Annotated[bool, typer.Option("--singles", help="score all single operations too")] = False,
-    transfer: Annotated[Path | None, typer.Option(help="draw nothing; score the best of this other search")] = None,
+    transfer: Annotated[Path | None, typer.Option(help="score the best of this other search")] = None,
     earlier: Annotated[Path | None, typer.Option("--from", help="take over the scores of this earlier search")] = None,
     settings: Annotated[str, typer.Option(help="further ones: images=100,rounds=10,batch=16,...")] = "",
     training: Annotated[str, typer.Option(help="of the semi-trained network: epochs=50,lr=0.1,...")] = "",
@@ -71,11 +71,11 @@ def run(
 ) -> None:
     """Search for policies that hide images and leave enough to learn."""
     if context.invoked_subcommand:
+        _check_order(context)
         return
     flags = {
-        "policies": policies, "length": length, "top": top, "method": method, "variant": variant,
-        "threshold": threshold, "adversary": adversary, "include": tuple(include or ()), "singles": singles,
-        "seed": seed, **(_transferred(transfer, include or []) if transfer else {}),
+        **_policies(policies, length, include or [], transfer), "top": top, "method": method, "variant": variant,
+        "threshold": threshold, "adversary": adversary, "singles": singles, "seed": seed,
     }  # fmt: skip
     wanted = SearchSettings(**{**flags, **parse_settings(SearchSettings, settings, "the search")})
     build(architectures, model)
@@ -172,12 +172,31 @@ def show_baseline(
         output.print(table)
 
 
-def _transferred(run: Path, include: list[str]) -> dict[str, Any]:
-    """Return the settings that score the best policies of another search, and draw none."""
+def _check_order(context: typer.Context) -> None:
+    """Refuse flags of a search before another command, which would not hear of them."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        raise SpecError(f"{given[0]} stands before {context.invoked_subcommand}, which takes its own; write it behind")
+
+
+def _policies(policies: int | None, length: int | None, include: list[str], transfer: Path | None) -> dict[str, Any]:
+    """Return what to score; a transfer adds the best of another search, and draws nothing unless told to."""
+    best = _best_of(transfer) if transfer else []
+    longest = max((len(policy.split("-")) for policy in best), default=0)
+    return {
+        "policies": policies if policies is not None else 0 if transfer else SearchSettings().policies,
+        "length": length if length is not None else max(LONGEST, longest),
+        "include": tuple(dict.fromkeys([*include, *best])),
+    }
+
+
+def _best_of(run: Path) -> list[str]:
+    """List the best policies of another search, those of its hybrid first."""
     found = read(run)
-    policies = dict.fromkeys([*include, *found.hybrid.split("+"), *(entry.policy for entry in found.best)])
-    length = found.spec["search"]["length"]
-    return {"policies": 0, "length": length, "include": tuple(filter(None, policies))}
+    if not found.hybrid:
+        raise SpecError(f"no policy passes in {run}, so none can be transferred; search with a lower --threshold there")
+    return [*found.hybrid.split("+"), *(entry.policy for entry in found.best)]
 
 
 def _networks_of(run: Path | None) -> Path | None:
