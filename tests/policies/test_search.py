@@ -159,11 +159,17 @@ def test_refuses_a_record_whose_parts_are_not_what_they_are_called(
 def test_keeps_what_passes_the_threshold_most_private_first() -> None:
     record = search()
     passing = [entry for entry in record.scored if entry.accuracy >= -50]
-    areas = sorted(entry.privacy for entry in passing if entry.privacy is not None)
-    assert [entry.privacy for entry in record.best] == areas[:4]
+    areas = sorted((entry.privacy or 0.0, entry.policy) for entry in passing if entry.policy != str(NO_POLICY))
+    assert [(entry.privacy, entry.policy) for entry in record.best] == areas[:4]
     drawn = [entry for entry in record.scored if entry.origin == "random"]
     assert record.passed == sum(entry.accuracy >= -50 for entry in drawn) / len(drawn)
     assert record.passed > 0
+
+
+def test_no_policy_takes_no_place_among_the_best() -> None:
+    record = search(threshold=-1e9, top=13)
+    assert str(NO_POLICY) in names(record)
+    assert sorted(entry.policy for entry in record.best) == sorted(set(names(record)) - {str(NO_POLICY)})
 
 
 def test_leaves_out_the_privacy_score_of_rejected_policies_if_told_to() -> None:

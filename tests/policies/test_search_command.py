@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
-from gradveil.cli.search import app
+from gradveil.cli.search import app, to_table
 from gradveil.errors import DataError, RecordError, SpecError
-from gradveil.policies import contact_sheet, read
+from gradveil.policies import ScoredPolicy, SearchRecord, contact_sheet, read
 from gradveil.transforms import Variants, parse_policy, transform_bytes
 
 SMALL = [
@@ -37,6 +38,19 @@ def test_searches_and_keeps_a_record_that_the_same_command_returns(tmp_path: Pat
     again = json.loads(call(*SMALL, "--out", str(tmp_path), "--json"))
     assert [entry["policy"] for entry in again["scored"]] == [entry.policy for entry in record.scored]
     assert again["run"]["date"] == record.run.date if record.run else False
+
+
+def test_shows_no_policy_beneath_the_best() -> None:
+    none = ScoredPolicy(policy="28", accuracy=-60.0, privacy=0.44, privacy_error=0.01)
+    best = ScoredPolicy(policy="3-1-7", accuracy=-70.0, privacy=0.31)
+    record = SearchRecord(spec={}, status="running", threshold=-85.0, scored=[none, best], best=[best])
+    screen = Console(width=120, file=io.StringIO(), record=True)
+    screen.print(to_table(record))
+    rows = [[cell.strip() for cell in line.split("│")] for line in screen.export_text().splitlines() if "│" in line]
+    assert rows == [
+        ["", "3-1-7", "translate-x 9, contrast 6, translate-y 2", "0.3100", "-70.00", ""],
+        ["", "none", "no policy", "0.4400 ± 0.0100", "-60.00", ""],
+    ]
 
 
 def test_says_what_to_do_where_nothing_passes(tmp_path: Path) -> None:

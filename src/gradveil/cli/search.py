@@ -22,6 +22,7 @@ from gradveil.models import architectures
 from gradveil.models.training import Training
 from gradveil.policies import (
     SEMI_TRAINING,
+    ScoredPolicy,
     SearchRecord,
     SearchSettings,
     contact_sheet,
@@ -34,7 +35,7 @@ from gradveil.registry import convert, parse_settings
 from gradveil.report import load_records
 from gradveil.spec import build
 from gradveil.storage import write_atomically
-from gradveil.transforms import LONGEST, parse_policy
+from gradveil.transforms import LONGEST, NO_POLICY, parse_policy
 
 app = typer.Typer(invoke_without_command=True, help="Search for transformation policies, and look at one.")
 DataDir = Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")]
@@ -215,7 +216,7 @@ def _show(record: SearchRecord, folder: Path, *, as_json: bool) -> None:
 
 
 def to_table(record: SearchRecord) -> Table:
-    """Show the best policies so far."""
+    """Show the best policies so far, and beneath them no policy, with which they are compared."""
     count = (
         f"{len(record.scored)} policies scored{_details(record)}, {100 * record.passed:.0f} % pass {record.threshold:g}"
     )
@@ -224,11 +225,21 @@ def to_table(record: SearchRecord) -> Table:
     table = Table(*columns, title=count, title_justify="left")
     for entry in record.best[:_SHOWN]:
         operations = parse_policy(entry.policy, longest=len(entry.policy)).policies[0].describe()
-        cells = [entry.policy, operations, _with_error(entry.privacy, entry.privacy_error, 4)]
-        if aware:
-            cells += [_with_error(entry.aware, entry.aware_error, 4), f"{100 * (entry.undone or 0):.0f} %"]
-        table.add_row(*cells, _with_error(entry.accuracy, entry.accuracy_error, 2))
+        table.add_row(entry.policy, operations, *_cells(entry, aware=aware))
+    table.add_section()
+    for entry in (one for one in record.scored if one.policy == str(NO_POLICY)):
+        table.add_row("none", "no policy", *_cells(entry, aware=aware))
     return table
+
+
+def _cells(entry: ScoredPolicy, *, aware: bool) -> list[str]:
+    privacy, accuracy = (
+        _with_error(entry.privacy, entry.privacy_error, 4),
+        _with_error(entry.accuracy, entry.accuracy_error, 2),
+    )
+    undone = "" if entry.undone is None else f"{100 * entry.undone:.0f} %"
+    informed = [_with_error(entry.aware, entry.aware_error, 4), undone] if aware else []
+    return [privacy, *informed, accuracy]
 
 
 def _timings(record: SearchRecord) -> str:

@@ -71,7 +71,7 @@ class SearchRecord:
         status: `running` until the budget is spent.
         threshold: accuracy score from which on a policy is kept.
         scored: every policy, in the order they were scored.
-        best: those that pass, most private first, at most as many as were wanted.
+        best: those that pass, most private first, at most as many as were wanted; no policy is none of them.
         hybrid: the best ones without a common function, joined; empty where none pass.
         passed: share of the drawn policies that pass; policies that were given do not count.
         seconds: by stage, over all resumed runs.

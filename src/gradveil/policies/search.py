@@ -110,11 +110,11 @@ def run_search(
 
 def summarized(record: SearchRecord, *, top: int) -> SearchRecord:
     """Fill in the best, their hybrid and the share that passes."""
-    best = ranked(record.scored, threshold=record.threshold)
+    order = ranked(record.scored, threshold=record.threshold)
+    best = [entry for entry in order if entry.policy != str(NO_POLICY)]
     drawn = [entry for entry in record.scored if entry.origin != "given"]
     passed = sum(entry.accuracy >= record.threshold for entry in drawn) / max(len(drawn), 1)
-    useful = [entry.policy for entry in best if entry.policy != str(NO_POLICY)]
-    hybrid = str(build_hybrid(useful)) if useful else ""
+    hybrid = str(build_hybrid([entry.policy for entry in best])) if best else ""
     return replace(record, best=best[:top], hybrid=hybrid, passed=passed)
 
 
