@@ -68,6 +68,18 @@ def test_an_informed_adversary_counts_in_ranks_and_columns() -> None:
     assert "S_aware" not in re.sub(r"<style>.*?</style>", "", render_search(record()), flags=re.DOTALL)
 
 
+def test_says_why_a_policy_has_no_rank() -> None:
+    entries = [
+        scored("28", 0.3, -60, aware=0.3),
+        scored("3-1-7", 0.4, -70, aware=0.1),
+        scored("7-4-15", 0.2, -90, aware=0.1),
+    ]
+    shown = render_search(record(scored=entries, best=[]))
+    assert "hides less than none<small>would be" in shown
+    assert "below threshold<small>would be" in shown
+    assert "hides less" not in render_search(record())
+
+
 def test_what_an_informed_adversary_did_not_look_at_is_not_drawn_beside_what_it_did() -> None:
     entries = [scored("3-1-7", 0.2, -80, aware=0.6), scored("9", 0.4, -70, aware=0.1), scored("0", 0.3, -60)]
     page = search_page(record(scored=entries), name="run")
