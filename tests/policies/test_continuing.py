@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_search import SMALL, names, search
+from test_search import MODEL, SMALL, dataset, names, search
 
+from gradveil.engine import normalized
 from gradveil.errors import SpecError
+from gradveil.models import build, checkpoints
 from gradveil.policies import ScoredPolicy, SearchRecord, SearchSettings, build_hybrid, ranked, read
 from gradveil.policies._continuing import filled_in, next_to_inform, take_over
 from gradveil.policies._proposals import given_policies, random_policies
@@ -164,6 +166,43 @@ def test_refuses_scores_that_mean_something_else() -> None:
             search(earlier=earlier)
     with pytest.raises(SpecError, match="seed 0 where this one has 3"):
         search(seed=3, earlier=plain())
+
+
+def stopped(folder: Path) -> SearchRecord:
+    class StopError(Exception):
+        pass
+
+    def stop(_: SearchRecord) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        search(folder=folder, watch=stop)
+    return read(folder)
+
+
+def test_refuses_to_go_on_with_another_network(tmp_path: Path) -> None:
+    begun = stopped(tmp_path)
+    assert search(policies=1, earlier=begun).scored_with == begun.scored_with == plain().scored_with
+    (file,) = (tmp_path / "models").glob("semi-trained-*.safetensors")
+    model = build(MODEL, input_shape=dataset().input_shape, num_classes=3, seed=5)
+    checkpoints.save(normalized(model, dataset().mean, dataset().std), file, about={"accuracy": "0.5"})
+    for go_on in (partial(search, folder=tmp_path), partial(search, earlier=plain(), networks=tmp_path / "models")):
+        with pytest.raises(SpecError, match="of another semi-trained network or other images; name the folder"):
+            go_on()
+
+
+def test_refuses_to_go_on_with_other_images() -> None:
+    other = dataclasses.replace(dataset(), test=dataset().test.select(torch.arange(39, -1, -1)))
+    with pytest.raises(SpecError, match="other images"):
+        search(earlier=plain(), data=other)
+
+
+def test_a_record_that_does_not_say_what_scored_it_is_known_by_no_policy() -> None:
+    silent = dataclasses.replace(plain(), scored_with="")
+    assert search(policies=1, earlier=silent).scored_with == plain().scored_with
+    moved = [dataclasses.replace(entry, privacy=(entry.privacy or 0) + 0.002) for entry in silent.scored]
+    with pytest.raises(SpecError, match="another semi-trained network"):
+        search(earlier=dataclasses.replace(silent, scored=moved))
 
 
 def test_settings_that_only_choose_may_differ() -> None:

@@ -51,13 +51,19 @@ def dataset(classes: int = 3) -> Dataset:
 
 
 def search(
-    folder: Path | None = None, watch: Watch | None = None, earlier: SearchRecord | None = None, **changes: object
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    earlier: SearchRecord | None = None,
+    networks: Path | None = None,
+    data: Dataset | None = None,
+    **changes: object,
 ) -> SearchRecord:
     return search_policies(
-        dataset(),
+        data or dataset(),
         MODEL,
         settings=dataclasses.replace(SMALL, **changes),  # type: ignore[arg-type]
         folder=folder,
+        networks=networks,
         training=TRAINING,
         runtime=Runtime(precision="float32", chunk=64),
         watch=watch,

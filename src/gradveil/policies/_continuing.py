@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gradveil.errors import SpecError
 from gradveil.policies._proposals import given_policies, named_policies, random_policies
+from gradveil.policies._scorers import Scorers
 from gradveil.policies.result import (
     Origin,
     ScoredPolicy,
@@ -17,12 +18,13 @@ from gradveil.policies.result import (
     ranked,
 )
 from gradveil.policies.settings import SearchSettings
-from gradveil.transforms import NO_POLICY
+from gradveil.transforms import NO_POLICY, Hybrid
 
 _SAME: Final = ("dataset", "model", "precision", "training")
 _SAME_SETTINGS: Final = (
     "variant", "images", "rounds", "round_size", "intervals", "crop_and_flip", "length", "seed",
 )  # fmt: skip
+_ROUNDING: Final = 1e-3  # by which the same score may differ between devices
 _PARTS: Final = 2  # of a hybrid
 
 
@@ -48,7 +50,28 @@ def take_over(record: SearchRecord, earlier: SearchRecord, settings: SearchSetti
     kept = [entry for entry in moved if _holds(entry, settings, given=origins.get(entry.policy) == "given")]
     if settings.adversary == "plain":
         kept = [replace(entry, aware=None, aware_error=None, undone=None, margin=None) for entry in kept]
-    return replace(record, scored=kept, taken_over=len(kept))
+    return replace(record, scored=kept, taken_over=len(kept), scored_with=earlier.scored_with)
+
+
+def check_networks(scorers: Scorers, record: SearchRecord) -> None:
+    """Refuse to go on with a network or images other than those that gave the scores so far.
+
+    Where the record does not say what they were, no policy is scored once more, which tells most of them apart: other
+    images and other networks move its S_pri by more than rounding does, unless they are very much alike.
+
+    Args:
+        scorers: of this search.
+        record: with what was scored so far, or taken over.
+    """
+    found = [one.privacy for one in record.scored if one.policy == str(NO_POLICY) and one.privacy is not None]
+    same = record.scored_with == scorers.fingerprint
+    if found and not record.scored_with:
+        same = abs(float(scorers.privacy([Hybrid((NO_POLICY,))])[0].double().mean()) - found[0]) <= _ROUNDING
+    if record.scored and not same:
+        raise SpecError(
+            "the scores so far are of another semi-trained network or other images; name the folder of that network by "
+            "--networks, or search anew in another folder"
+        )
 
 
 def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> list[ScoredPolicy]:

@@ -1,6 +1,7 @@
 """All scores of many policies at once."""
 
 import contextlib
+import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Final, Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradveil.data import Split
 from gradveil.engine import Runtime
@@ -58,6 +59,7 @@ class Scorers:
     """Both scores, ready for any policy.
 
     Args:
+        network: semi-trained.
         privacy: on all images.
         accuracy: on all rounds.
         settings: of the search.
@@ -65,6 +67,7 @@ class Scorers:
         clock: adds up what each score takes.
     """
 
+    network: nn.Module
     privacy: PrivacyScorer
     accuracy: AccuracyScorer
     settings: SearchSettings
@@ -111,8 +114,23 @@ class Scorers:
         )
         unprotected = privacy([Hybrid((NO_POLICY,))])[0] if settings.first_look else torch.empty(0)
         return cls(
-            privacy=privacy, accuracy=accuracy, settings=settings, unprotected=unprotected, clock=clock or Clock()
+            network=networks.semi_trained,
+            privacy=privacy,
+            accuracy=accuracy,
+            settings=settings,
+            unprotected=unprotected,
+            clock=clock or Clock(),
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Tell apart semi-trained networks and images, wherever they are scored."""
+        own = [self.privacy.material, self.accuracy.material]
+        tensors = [*self.network.state_dict().values(), *(each for one in own for each in (one.images, one.labels))]
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def score(
         self, policies: Sequence[Policy], origin: Origin, scored: Sequence[ScoredPolicy] = ()

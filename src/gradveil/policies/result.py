@@ -77,6 +77,7 @@ class SearchRecord:
         seconds: by stage, over all resumed runs.
         run: date, timings, device, versions; None while running.
         taken_over: how many of the policies have their scores from an earlier search.
+        scored_with: tells apart semi-trained networks and images; empty in records that do not say.
         format: of this file.
     """
 
@@ -90,6 +91,7 @@ class SearchRecord:
     seconds: dict[str, float] = field(default_factory=dict)
     run: Run | None = None
     taken_over: int = 0
+    scored_with: str = ""
     format: int = FORMAT
 
 

@@ -13,7 +13,7 @@ from gradveil.engine.runtime import silent
 from gradveil.errors import DataError, SpecError
 from gradveil.models.training import Training
 from gradveil.policies import result
-from gradveil.policies._continuing import filled_in, next_to_inform, take_over
+from gradveil.policies._continuing import check_networks, filled_in, next_to_inform, take_over
 from gradveil.policies._networks import SEMI_TRAINING, known_as, make_networks
 from gradveil.policies._proposals import evolved_policies, given_policies, random_policies
 from gradveil.policies._scorers import Clock, Scorers
@@ -54,8 +54,8 @@ def search_policies(
         progress: of training and of the search.
         watch: called after every stack of policies.
         earlier: a search whose scores are taken over if the folder holds none; only what differs by choice, such as
-            budget, threshold or adversary, may be another. Its networks should be in `networks`: a GPU does not train
-            the same ones again.
+            budget, threshold or adversary, may be another. Its networks must be in `networks`: a GPU does not train the
+            same ones again.
     """
     if len(dataset.test.labels.unique()) < 2:
         raise DataError(f"a search needs images of at least two classes, but {dataset.name} has one; add classes")
@@ -77,6 +77,8 @@ def search_policies(
         )
     with clock.stage("preparation"):
         scorers = Scorers.of(made, dataset.test, settings, runtime=runtime, clock=clock)
+        check_networks(scorers, record)
+    record = replace(record, scored_with=scorers.fingerprint)
     record = run_search(scorers, settings, record=record, folder=folder, progress=progress, watch=watch)
     run = about_this_run(seconds=clock.seconds, chunk=runtime.chunk or 0, device=place)
     record = replace(record, status="done", seconds=run.seconds, run=run)
