@@ -205,6 +205,15 @@ def test_a_record_that_does_not_say_what_scored_it_is_known_by_no_policy() -> No
         search(earlier=dataclasses.replace(silent, scored=moved))
 
 
+def test_forgets_policies_that_change_the_colour_of_grey_images() -> None:
+    entries = [ScoredPolicy(policy=name, accuracy=0, privacy=0.3, origin="random") for name in ("20-3", "3", "3-12-9")]
+    spec = {"dataset": "d", "model": "m", "precision": "p", "training": {}, "search": dataclasses.asdict(SMALL)}
+    earlier = SearchRecord(spec=spec, status="done", threshold=0.0, scored=entries)
+    begun = dataclasses.replace(earlier, scored=[])
+    assert [entry.policy for entry in take_over(begun, earlier, SMALL, channels=1).scored] == ["3"]
+    assert len(take_over(begun, earlier, SMALL).scored) == 3
+
+
 def test_settings_that_only_choose_may_differ() -> None:
     fields = {
         "policies": 3, "top": 1, "method": "evolution", "threshold": 0.0, "extensions": 1, "skip_rejected": True,

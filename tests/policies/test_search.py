@@ -25,7 +25,7 @@ from gradveil.policies import (
     search_policies,
 )
 from gradveil.policies._networks import make_networks, tenth
-from gradveil.policies._proposals import evolved_policies, random_policies
+from gradveil.policies._proposals import evolved_policies, given_policies, random_policies
 from gradveil.policies._scorers import Scorers, accuracy_rows, privacy_rows
 from gradveil.policies.search import Watch
 from gradveil.streams import Streams
@@ -229,7 +229,17 @@ def test_spends_the_budget_again_while_too_few_pass() -> None:
 def test_scores_all_single_operations_once() -> None:
     record = search(policies=1, singles=True, images=1, intervals=1)
     given = [entry for entry in record.scored if entry.origin == "given"]
-    assert len(given) == 28  # 29 functions, of which two change nothing
+    assert len(given) == 25  # of grey images: 29 functions, of which two change nothing and three only colour
+    assert len(given_policies(dataclasses.replace(SMALL, singles=True))) == 28
+
+
+@pytest.mark.parametrize("method", ["random", "evolution"])
+def test_scores_no_policy_of_grey_images_twice(method: str) -> None:
+    record = search(method=method, include=("20-3", "3-27"), policies=40)
+    assert names(record)[:2] == [str(NO_POLICY), "3"]
+    used = {int(code) for name in names(record) for code in name.split("-")}
+    assert not used & {12, 20, 27, 34}
+    assert {12, 20, 27} & {code for policy in random_policies(SMALL, 40) for code in policy.operations}
 
 
 def test_random_policies_of_a_larger_budget_begin_with_the_same_ones() -> None:

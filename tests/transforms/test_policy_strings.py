@@ -72,6 +72,21 @@ def test_a_canonical_form_does_what_the_policy_does() -> None:
         assert torch.equal(*made), text
 
 
+def test_no_two_functions_do_the_same_to_grey_images() -> None:
+    levels = torch.arange(256).repeat(4).view(1, 1, 32, 32).to(torch.uint8)
+    few = torch.randint(40, 200, (2, 1, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
+    images = torch.cat([levels, few])
+    found: dict[bytes, int] = {}
+    for code in range(50):
+        form = Policy((code,)).canonical(channels=1).operations[0]
+        for sign in (1, -1) if OPERATIONS[code].signed else (1,):
+            shape = (len(images), 1)
+            made = transform_bytes(images, Variants(torch.full(shape, code), torch.full(shape, sign)))
+            assert found.setdefault(made.numpy().tobytes(), form) == form
+            assert torch.equal(made, images) == OPERATIONS[code].idle(1)
+    assert len(set(found.values())) == 25
+
+
 def test_published_hybrids_have_no_common_function() -> None:
     assert not share_functions(Policy((3, 1, 7)), Policy((43, 18, 18)))
     assert not share_functions(Policy((28,)), Policy((28, 3)))

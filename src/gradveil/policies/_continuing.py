@@ -18,7 +18,7 @@ from gradveil.policies.result import (
     ranked,
 )
 from gradveil.policies.settings import SearchSettings
-from gradveil.transforms import NO_POLICY, Hybrid
+from gradveil.transforms import NO_POLICY, Hybrid, parse_policy
 
 _SAME: Final = ("dataset", "model", "precision", "training")
 _SAME_SETTINGS: Final = (
@@ -28,25 +28,34 @@ _ROUNDING: Final = 1e-3  # by which the same score may differ between devices
 _PARTS: Final = 2  # of a hybrid
 
 
-def take_over(record: SearchRecord, earlier: SearchRecord, settings: SearchSettings) -> SearchRecord:
+def take_over(
+    record: SearchRecord, earlier: SearchRecord, settings: SearchSettings, *, channels: int = 3
+) -> SearchRecord:
     """Begin a search with everything that an earlier one scored.
 
-    Left out, to be scored anew when their turn comes, are policies that were dropped after a first look, and those
-    without the privacy score that this search wants. A policy is `given` if this search gives it, `random` if this
-    search would draw it, and else what it was. A plain search forgets what an informed adversary saw.
+    Left out, to be scored anew when their turn comes, are policies that were dropped after a first look, those without
+    the privacy score that this search wants, and those with operations that do nothing to these images. A policy is
+    `given` if this search gives it, `random` if this search would draw it, and else what it was. A plain search forgets
+    what an informed adversary saw.
 
     Args:
         record: of this search, with nothing scored.
         earlier: finished or not; its dataset, networks and every setting that changes a score must be the same.
         settings: of this search.
+        channels: of its images.
     """
     _check(record.spec, earlier.spec)
-    given = given_policies(settings)
+    given = given_policies(settings, channels=channels)
     budget = settings.policies * (1 + settings.extensions)
     wanted = budget if settings.method == "random" else min(budget, settings.population)
-    origins: dict[str, Origin] = {str(policy): "random" for policy in random_policies(settings, wanted, exclude=given)}
+    drawn = random_policies(settings, wanted, exclude=given, channels=channels)
+    origins: dict[str, Origin] = {str(policy): "random" for policy in drawn}
     origins.update({str(policy): "given" for policy in given})
-    moved = [replace(entry, origin=origins.get(entry.policy, entry.origin)) for entry in earlier.scored]
+    moved = [
+        replace(entry, origin=origins.get(entry.policy, entry.origin))
+        for entry in earlier.scored
+        if _canonical(entry, channels)
+    ]
     kept = [entry for entry in moved if _holds(entry, settings, given=origins.get(entry.policy) == "given")]
     if settings.adversary == "plain":
         kept = [replace(entry, aware=None, aware_error=None, undone=None, margin=None) for entry in kept]
@@ -74,7 +83,9 @@ def check_networks(scorers: Scorers, record: SearchRecord) -> None:
         )
 
 
-def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> list[ScoredPolicy]:
+def next_to_inform(
+    scored: Sequence[ScoredPolicy], settings: SearchSettings, *, channels: int = 3
+) -> list[ScoredPolicy]:
     """Choose the next stack that an informed adversary looks at; empty where no other policy can be among the best.
 
     First come no policy and those included, with which the others are compared, and the single operations that pass if
@@ -86,7 +97,9 @@ def next_to_inform(scored: Sequence[ScoredPolicy], settings: SearchSettings) -> 
         return []
     unknown = [entry for entry in scored if entry.aware is None and entry.privacy is not None and not entry.dropped]
     able = passing(unknown, threshold=settings.kept_from)
-    named, given = ({str(policy) for policy in some(settings)} for some in (named_policies, given_policies))
+    named, given = (
+        {str(policy) for policy in some(settings, channels=channels)} for some in (named_policies, given_policies)
+    )
     compared = [entry for entry in unknown if entry.policy in named or (entry.policy in given and entry in able)]
     if compared:
         return compared[: settings.batch]
@@ -113,6 +126,11 @@ def _check(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
             f"scores of an earlier search hold only where they mean the same, but it has {'; '.join(different)}; "
             "repeat what it was told, or search without it"
         )
+
+
+def _canonical(entry: ScoredPolicy, channels: int) -> bool:
+    policy = parse_policy(entry.policy, longest=len(entry.policy)).policies[0]
+    return policy == policy.canonical(channels=channels)
 
 
 def _holds(entry: ScoredPolicy, settings: SearchSettings, *, given: bool) -> bool:

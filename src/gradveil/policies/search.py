@@ -67,7 +67,7 @@ def search_policies(
         "training": asdict(training),
         "search": asdict(settings),
     }
-    record = _begun(folder, json.loads(json.dumps(spec)), settings, earlier)
+    record = _begun(folder, json.loads(json.dumps(spec)), settings, earlier, dataset.input_shape[0])
     if record.status == "done":
         return record
     clock, kept = Clock(dict(record.seconds)), networks or (folder / "models" if folder else None)
@@ -124,14 +124,16 @@ def _step(
     scorers: Scorers, settings: SearchSettings, scored: Sequence[ScoredPolicy], progress: Progress
 ) -> list[ScoredPolicy]:
     """Return what is scored after one more stack; nothing where no stack is left."""
-    stack = next_to_inform(scored, settings)
+    channels = scorers.privacy.starts.shape[1]
+    stack = next_to_inform(scored, settings, channels=channels)
     if stack:
         progress("informed adversary", sum(entry.aware is not None for entry in scored), len(scored))
         return filled_in(scored, scorers.informed(stack))
-    given, drawn = given_policies(settings), [entry for entry in scored if entry.origin != "given"]
+    given = given_policies(settings, channels=channels)
+    drawn = [entry for entry in scored if entry.origin != "given"]
     budget = _budget(settings, drawn)
     progress("search", len(scored), max(budget + len(given), len(scored)))
-    policies, origin = _next(settings, given, scored, drawn, budget)
+    policies, origin = _next(settings, given, scored, drawn, budget, channels)
     return [*scored, *scorers.score(policies, origin, scored)] if policies else []
 
 
@@ -141,6 +143,7 @@ def _next(
     scored: Sequence[ScoredPolicy],
     drawn: Sequence[ScoredPolicy],
     budget: int,
+    channels: int,
 ) -> tuple[list[Policy], Origin]:
     """Choose the next stack: what is given first, then random policies, then, with evolution, those made of them."""
     done = {entry.policy for entry in scored}
@@ -148,9 +151,11 @@ def _next(
     if left:
         return left[: settings.batch], "given"
     if settings.method == "evolution" and len(drawn) >= settings.population:
-        return evolved_policies(settings, scored, min(settings.batch, budget - len(drawn))), "evolved"
+        return evolved_policies(
+            settings, scored, min(settings.batch, budget - len(drawn)), channels=channels
+        ), "evolved"
     wanted = budget if settings.method == "random" else min(budget, settings.population)
-    fresh = [p for p in random_policies(settings, wanted, exclude=given) if str(p) not in done]
+    fresh = [p for p in random_policies(settings, wanted, exclude=given, channels=channels) if str(p) not in done]
     return fresh[: settings.batch], "random"
 
 
@@ -165,7 +170,11 @@ def _budget(settings: SearchSettings, drawn: Sequence[ScoredPolicy]) -> int:
 
 
 def _begun(
-    folder: Path | None, spec: dict[str, object], settings: SearchSettings, earlier: SearchRecord | None
+    folder: Path | None,
+    spec: dict[str, object],
+    settings: SearchSettings,
+    earlier: SearchRecord | None,
+    channels: int,
 ) -> SearchRecord:
     """Return the search of a folder, or a new one; refuse a folder that holds another one."""
     if folder and (folder / result.FILE).exists():
@@ -174,4 +183,4 @@ def _begun(
             raise SpecError(f"{folder} holds the search of another spec; name a new folder, or remove it")
         return found
     record = SearchRecord(spec=spec, status="running", threshold=settings.kept_from, scored=[])
-    return summarized(take_over(record, earlier, settings), top=settings.top) if earlier else record
+    return summarized(take_over(record, earlier, settings, channels=channels), top=settings.top) if earlier else record

@@ -88,6 +88,10 @@ class Operation:
         """Whether it changes nothing: solarizing from 256 on, or colour by a factor of 1."""
         return (self.kind == "solarize" and self.value >= 256) or (self.signed and self.value == 0)
 
+    def idle(self, channels: int) -> bool:
+        """Whether it changes nothing in images of so many channels: grey ones have no colour to blend with."""
+        return self.identity or (channels == 1 and self.kind == "color")
+
     def __str__(self) -> str:
         return self.kind if KINDS[self.kind].span is None else f"{self.kind} {self.level}"
 

@@ -51,14 +51,19 @@ class Policy:
         """Whether it changes nothing."""
         return all(OPERATIONS[index].identity for index in self.operations)
 
-    def canonical(self) -> "Policy":
+    def canonical(self, *, channels: int = 3) -> "Policy":
         """Return the form that all policies of the same functions share: smallest indices, no idle operations.
+
+        Args:
+            channels: of the images; in grey ones, operations on colour are idle too.
 
         Example:
             >>> str(Policy((48, 28, 46)).canonical()), str(Policy((39, 28)).canonical())
             ('24-9', '28')
+            >>> str(Policy((20, 3)).canonical(channels=1))
+            '3'
         """
-        kept = tuple(canonical_index(index) for index in self.operations if not OPERATIONS[index].identity)
+        kept = tuple(canonical_index(index) for index in self.operations if not OPERATIONS[index].idle(channels))
         return Policy(kept) if kept else NO_POLICY
 
     def describe(self) -> str:
