@@ -130,8 +130,10 @@ def test_an_interrupted_search_goes_on_to_the_same_result(method: str, tmp_path:
 
 def test_refuses_the_folder_of_another_search_and_a_damaged_one(tmp_path: Path) -> None:
     search(folder=tmp_path)
-    with pytest.raises(SpecError, match="another spec"):
-        search(folder=tmp_path, seed=1)
+    with pytest.raises(
+        SpecError, match="another spec: policies 12 where this one has 9; seed 0 where this one has 1; name"
+    ):
+        search(folder=tmp_path, seed=1, policies=9)
     (tmp_path / "search.json").write_text("{")
     with pytest.raises(RecordError, match="not a search"):
         read(tmp_path)

@@ -115,12 +115,31 @@ def filled_in(scored: Sequence[ScoredPolicy], looked_at: Sequence[ScoredPolicy])
     return [new.get(entry.policy, entry) for entry in scored]
 
 
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Name what is said here and otherwise there, down to single settings.
+
+    Example:
+        >>> differences({"model": "lenet", "training": {"lr": 0.1}}, {"model": "lenet", "training": {"lr": 0.2}})
+        ['training lr 0.2 where this one has 0.1']
+    """
+    found = []
+    for name, now in here.items():
+        was = there.get(name)
+        if isinstance(now, Mapping) and isinstance(was, Mapping):
+            inside = differences(now, was)
+            found += inside if name == "search" else [f"{name} {each}" for each in inside]
+        elif now != was:
+            found.append(f"{name} {was} where this one has {now}")
+    return found
+
+
 def _check(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """Refuse an earlier search whose scores mean something else."""
-    pairs = [(name, here[name], there.get(name)) for name in _SAME]
-    search = there.get("search", {})
-    pairs += [(name, here["search"][name], search.get(name)) for name in _SAME_SETTINGS]
-    different = [f"{name} {was} where this one has {is_now}" for name, is_now, was in pairs if is_now != was]
+    matters = {
+        **{name: here[name] for name in _SAME},
+        "search": {name: here["search"][name] for name in _SAME_SETTINGS},
+    }
+    different = differences(matters, there)
     if different:
         raise SpecError(
             f"scores of an earlier search hold only where they mean the same, but it has {'; '.join(different)}; "

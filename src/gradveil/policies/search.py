@@ -13,7 +13,7 @@ from gradveil.engine.runtime import silent
 from gradveil.errors import DataError, SpecError
 from gradveil.models.training import Training
 from gradveil.policies import result
-from gradveil.policies._continuing import check_networks, filled_in, next_to_inform, take_over
+from gradveil.policies._continuing import check_networks, differences, filled_in, next_to_inform, take_over
 from gradveil.policies._networks import SEMI_TRAINING, known_as, make_networks
 from gradveil.policies._proposals import evolved_policies, given_policies, random_policies
 from gradveil.policies._scorers import Clock, Scorers
@@ -180,7 +180,8 @@ def _begun(
     if folder and (folder / result.FILE).exists():
         found = result.read(folder)
         if found.spec != spec:
-            raise SpecError(f"{folder} holds the search of another spec; name a new folder, or remove it")
+            other = "; ".join(differences(spec, found.spec)) or "settings that there are not here"
+            raise SpecError(f"{folder} holds the search of another spec: {other}; name a new folder, or remove it")
         return found
     record = SearchRecord(spec=spec, status="running", threshold=settings.kept_from, scored=[])
     return summarized(take_over(record, earlier, settings, channels=channels), top=settings.top) if earlier else record
