@@ -41,12 +41,13 @@ def test_searches_and_keeps_a_record_that_the_same_command_returns(tmp_path: Pat
 
 
 def test_shows_no_policy_beneath_the_best() -> None:
-    none = ScoredPolicy(policy="28", accuracy=-60.0, privacy=0.44, privacy_error=0.01)
-    best = ScoredPolicy(policy="3-1-7", accuracy=-70.0, privacy=0.31)
+    none = ScoredPolicy(policy="28", accuracy=-60.0, privacy=0.44, privacy_error=0.01, origin="given")
+    best = ScoredPolicy(policy="3-1-7", accuracy=-70.0, privacy=0.31, origin="given")
     record = SearchRecord(spec={}, status="running", threshold=-85.0, scored=[none, best], best=[best])
     screen = Console(width=120, file=io.StringIO(), record=True)
     screen.print(to_table(record))
     rows = [[cell.strip() for cell in line.split("│")] for line in screen.export_text().splitlines() if "│" in line]
+    assert to_table(record).title == "2 policies scored"  # of none drawn, no share passes
     assert rows == [
         ["", "3-1-7", "translate-x 9, contrast 6, translate-y 2", "0.3100", "-70.00", ""],
         ["", "none", "no policy", "0.4400 ± 0.0100", "-60.00", ""],

@@ -68,6 +68,11 @@ def test_an_informed_adversary_counts_in_ranks_and_columns() -> None:
     assert "S_aware" not in re.sub(r"<style>.*?</style>", "", render_search(record()), flags=re.DOTALL)
 
 
+def test_tells_no_share_of_nothing_drawn() -> None:
+    assert "2 of 2 drawn policies pass" in render_search(record(scored=ENTRIES[:5], best=[]))
+    assert "drawn policies pass" not in render_search(record(scored=ENTRIES[:3]))
+
+
 def test_says_why_a_policy_has_no_rank() -> None:
     entries = [
         scored("28", 0.3, -60, aware=0.3),

@@ -217,12 +217,13 @@ def _show(record: SearchRecord, folder: Path, *, as_json: bool) -> None:
 
 def to_table(record: SearchRecord) -> Table:
     """Show the best policies so far, and beneath them no policy, with which they are compared."""
-    count = (
-        f"{len(record.scored)} policies scored{_details(record)}, {100 * record.passed:.0f} % pass {record.threshold:g}"
-    )
+    drawn = any(entry.origin != "given" for entry in record.scored)
+    passing = f", {100 * record.passed:.0f} % of the drawn pass {record.threshold:g}" if drawn else ""
     aware = any(entry.aware is not None for entry in record.best)
     columns = ("policy", "operations", "S_pri", *(("S_aware", "undone") if aware else ()), "S_acc")
-    table = Table(*columns, title=count, title_justify="left")
+    table = Table(
+        *columns, title=f"{len(record.scored)} policies scored{_details(record)}{passing}", title_justify="left"
+    )
     for entry in record.best[:_SHOWN]:
         operations = parse_policy(entry.policy, longest=len(entry.policy)).policies[0].describe()
         table.add_row(entry.policy, operations, *_cells(entry, aware=aware))
