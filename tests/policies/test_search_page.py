@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradveil.cli import app
+from gradveil.defenses import defenses
 from gradveil.policies.result import ScoredPolicy, SearchRecord, write
 from gradveil.report import build_search, is_search, render_search
 from gradveil.report.search_page import pareto_front, placed, search_page
@@ -66,6 +67,14 @@ def test_an_informed_adversary_counts_in_ranks_and_columns() -> None:
     shown = render_search(record(scored=undone))
     assert "S_aware" in shown
     assert "S_aware" not in re.sub(r"<style>.*?</style>", "", render_search(record()), flags=re.DOTALL)
+
+
+def test_says_how_a_hybrid_of_longer_policies_is_used() -> None:
+    assert "--defense transform-policy:policy=3-1-7+24-18-18<" in render_search(record())
+    shown = render_search(record(hybrid="3-1-7+24-18-18-9"))
+    assert "--defense transform-policy:policy=3-1-7+24-18-18-9,longest=4<" in shown
+    assert defenses.build("transform-policy:policy=3-1-7+24-18-18-9,longest=4")
+    assert record(hybrid="").defense == ""
 
 
 def test_tells_no_share_of_nothing_drawn() -> None:

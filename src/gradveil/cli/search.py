@@ -263,9 +263,7 @@ def _with_error(value: float | None, error: float | None, digits: int) -> str:
 
 def _summary(record: SearchRecord) -> str:
     if record.hybrid:
-        longest = max(len(policy.split("-")) for policy in record.hybrid.split("+"))
-        allowed = f",longest={longest}" if longest > LONGEST else ""
-        return f"hybrid: {record.hybrid}  (use it as --defense transform-policy:policy={record.hybrid}{allowed})"
+        return f"hybrid: {record.hybrid}  (use it as --defense {record.defense})"
     best = max(entry.accuracy for entry in record.scored)
     return f"no policy passes {record.threshold:g}; the highest accuracy score is {best:.2f}: lower --threshold"
 

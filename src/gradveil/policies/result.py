@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gradveil.errors import RecordError, SpecError
 from gradveil.record import Run
 from gradveil.storage import write_atomically
-from gradveil.transforms import NO_POLICY, Hybrid, parse_policy, share_functions
+from gradveil.transforms import LONGEST, NO_POLICY, Hybrid, parse_policy, share_functions
 
 FILE = "search.json"
 FORMAT = 1
@@ -93,6 +93,13 @@ class SearchRecord:
     taken_over: int = 0
     scored_with: str = ""
     format: int = FORMAT
+
+    @property
+    def defense(self) -> str:
+        """The hybrid as a defense, in the way a spec names it; empty where none pass."""
+        longest = max(len(policy.split("-")) for policy in self.hybrid.split("+"))
+        allowed = f",longest={longest}" if longest > LONGEST else ""
+        return f"transform-policy:policy={self.hybrid}{allowed}" if self.hybrid else ""
 
 
 def write(record: SearchRecord, folder: Path) -> None:
