@@ -136,9 +136,8 @@ def step(
         streams=streams,
         runtime=runtime or Runtime(precision="float32"),
     )
-    trained = local_update(
-        data, client.local, network=network, step_defense=client.step_defense, sensitive=batch.sensitive
-    )
+    marked = data.marked(batch.sensitive)
+    trained = local_update(data, client.local, network=network, step_defense=client.step_defense, sensitive=marked)
     shared = share_update(trained.update, client, kept=kept, streams=streams)
     evidence = Evidence(
         batch=batch,

@@ -119,6 +119,20 @@ class Protected:
         origin = torch.arange(size, device=batch.inputs.device).expand(victims, size)[..., None]
         return cls(batch.inputs, batch.labels, origin, torch.ones_like(origin, dtype=batch.inputs.dtype))
 
+    def marked(self, sensitive: Tensor | None) -> Tensor | None:
+        """Return (V, B'), which samples hold a sensitive one of the private (V, B); None where nobody marked any.
+
+        Example:
+            >>> origin = torch.tensor([[[0, 1], [1, 2]]])
+            >>> mixed = Protected(torch.rand(1, 2, 4), torch.zeros(1, 2), origin, torch.full((1, 2, 2), 0.5))
+            >>> mixed.marked(torch.tensor([[True, False, False]])).tolist()
+            [[True, False]]
+        """
+        if sensitive is None:
+            return None
+        private = sensitive.to(self.origin.device, torch.bool)
+        return private.gather(1, self.origin.flatten(1)).view_as(self.origin).any(-1)
+
     def select(self, victims: Sequence[int] | slice) -> Self:
         """Keep some victims."""
         return _select(self, victims)

@@ -28,8 +28,7 @@ from gradveil.defenses import (
     TransformPolicy,
     check_combination,
 )
-from gradveil.defenses._concealing import choose_sensitive
-from gradveil.errors import DataError, SpecError, UnsupportedModelError
+from gradveil.errors import SpecError, UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import LocalTraining, Protected
 
@@ -100,11 +99,10 @@ def test_a_mixture_is_sensitive_if_it_holds_a_sensitive_sample() -> None:
     streams = Streams(seed=1, purpose="client").bind(VICTIMS)
     mixed = Mixup(k=2, classes=4).protect(Protected.unchanged(private()), pool=None, streams=streams)
     mask = torch.arange(4).expand(VICTIMS, 4) == 1
-    found = choose_sensitive(mixed, mask, fraction=1.0, classes=(), streams=streams)
+    found = mixed.marked(mask)
+    assert found is not None
     assert torch.equal(found, (mixed.origin == 1).any(-1))
     assert float(found.sum(1).double().mean()) > 1
-    with pytest.raises(DataError, match="mark every sample"):
-        choose_sensitive(mixed, mask[:, :2], fraction=1.0, classes=(), streams=streams)
 
 
 class TwoHeads(nn.Module):

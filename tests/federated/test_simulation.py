@@ -66,18 +66,24 @@ def test_fedsgd_is_fedavg_of_one_step_over_all_samples() -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 1])
-def test_clients_are_told_which_of_their_samples_are_sensitive(chunk: int | None) -> None:
+@pytest.mark.parametrize("settings", [FULL, SMALL], ids=["one step", "several"])
+def test_clients_are_told_which_of_their_samples_are_sensitive(settings: Federation, chunk: int | None) -> None:
+    seen: list[Sighting] = []
     clients = [replace(s, sensitive=s.images[:, 0, 0, 0] < 128) for s in private()[:2]] + private()[2:]
     runtime = Runtime(precision="float32", chunk=chunk)
-    history = federate(network(), clients, settings=FULL, defenses=[SensitiveAlone()], runtime=runtime)
+    defenses = [SensitiveAlone()]
+    history = federate(network(), clients, settings=settings, defenses=defenses, runtime=runtime, watch=seen.append)
 
     model = network()
-    for _ in range(3):
+    for number in range(1, 4):
         models = []
-        for split in clients:
-            marks = torch.ones(len(split)) if split.sensitive is None else split.sensitive
-            inputs = split.inputs(dtype=torch.float64) * marks[:, None, None, None]
-            models.append(trained(model, [(inputs, split.labels)], lr=0.3))
+        for client, sighting in enumerate(s for s in seen if s.round == number):
+            inputs, labels = sighting.evidence.batch.inputs[0], sighting.evidence.batch.labels[0]
+            marks = inputs[:, 0, 0, 0] < 0.5 if client < 2 else torch.ones(len(inputs))
+            inputs = inputs * marks[:, None, None, None]
+            size = settings.batch_size or len(inputs)
+            batches = list(zip(inputs.split(size), labels.split(size), strict=True))
+            models.append(trained(model, batches, lr=0.3, momentum=settings.local.momentum))
         model.load_state_dict(averaged(models, [8, 8, 12]))
     assert_equal(history.model, model)
 

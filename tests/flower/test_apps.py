@@ -58,6 +58,8 @@ def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> flo
         "spn:bits=4",
         "dp-sgd:norm=1,noise_multiplier=0.5",
         "central-dp:norm=0.5,noise_multiplier=0.5",
+        "transform-policy:policy=3-1-7+43-18-18",
+        "dcs2:steps=2",
     ],
 )
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd"])

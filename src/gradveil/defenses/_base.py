@@ -129,7 +129,7 @@ class StepDefense(Defense):
         Args:
             network: of the victims; called with inputs and labels, it gives the plain gradient.
             data: what the model would see.
-            sensitive: (V, B) mask of samples to protect, None for all.
+            sensitive: (V, B') which of them hold samples to protect, None for all.
             streams: of the client.
         """
 

@@ -137,24 +137,13 @@ def pair(
 def choose_sensitive(
     data: Protected, sensitive: Tensor | None, *, fraction: float, classes: Sequence[int], streams: Streams
 ) -> Tensor:
-    """Return (V, B), the samples to conceal: those that mask, classes and fraction all name.
-
-    A mask is of private samples; of what another defense made of them, everything is sensitive that holds one of these.
-    """
+    """Return (V, B), the samples to conceal: those that mask, classes and fraction all name."""
     size, device = data.inputs.shape[1], data.inputs.device
     marked = streams.permutation("dcs2/sensitive", size, device=device) < rounded_up(fraction, size)
     if classes:
         hard = data.labels if data.labels.ndim == 2 else data.labels.argmax(-1)
         marked = marked & torch.isin(hard, torch.tensor(classes, device=device))
-    if sensitive is None:
-        return marked
-    if len(sensitive) != len(marked) or int(data.origin.max()) >= sensitive.shape[1]:
-        raise DataError(
-            f"sensitive samples are marked as {tuple(sensitive.shape)}, but there are {tuple(marked.shape)} of them; "
-            "mark every sample of every client"
-        )
-    private = sensitive.to(device, torch.bool)
-    return marked & private.gather(1, data.origin.flatten(1)).view_as(data.origin).any(-1)
+    return marked if sensitive is None else marked & sensitive
 
 
 def rounded_up(fraction: float, size: int) -> int:

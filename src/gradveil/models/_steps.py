@@ -26,7 +26,7 @@ from gradveil.streams import Streams
 from gradveil.types import Batch, Gradients, LossFn, Protected, State
 
 Differentiate: TypeAlias = Callable[[Protected, Tensor | None, Streams], tuple[Tensor, Gradients]]
-"""What the model sees, and which private samples are sensitive, to the loss () and one (1, *shape) gradient per trained
+"""What the model sees, and which of it is sensitive, to the loss () and one (1, *shape) gradient per trained
 parameter; moves running statistics."""
 
 
@@ -56,7 +56,7 @@ class ProtectedStep:
             streams: of this step.
         """
         data = protect_data(batch, self._client, streams=streams)
-        loss, found = self._differentiate(data, batch.sensitive, streams)
+        loss, found = self._differentiate(data, data.marked(batch.sensitive), streams)
 
         gradients = list(found)
         leaving = tuple(found[i] for i in self._shared)
