@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradveil.errors import RecordError
-from gradveil.storage import TensorFolder, write_atomically
+from gradveil.errors import RecordError, SpecError
+from gradveil.storage import TensorFolder, content_hash, refuse_another, write_atomically
 
 
 def test_writes_and_replaces_whole_files(tmp_path: Path) -> None:
@@ -108,3 +108,24 @@ def test_clearing_removes_states_and_an_empty_folder_alone(tmp_path: Path) -> No
     (tmp_path / "states" / "notes.txt").write_text("mine")
     folder.clear()
     assert [entry.name for entry in (tmp_path / "states").iterdir()] == ["notes.txt"]
+
+
+def test_a_record_of_something_else_is_not_written_over(tmp_path: Path) -> None:
+    file, about = tmp_path / "record.json", {"spec": {"seed": 0}, "images": (1, 2)}
+    refuse_another(file, about)
+    file.write_text('{"spec": {"seed": 0}, "images": [1, 2], "accuracy": 0.5}')
+    refuse_another(file, about)
+    with pytest.raises(SpecError, match="was made with another spec; remove it, or name another folder"):
+        refuse_another(file, {**about, "spec": {"seed": 1}})
+    for broken in ("{", "[]"):
+        file.write_text(broken)
+        with pytest.raises(SpecError, match="is not a record"):
+            refuse_another(file, about)
+
+
+def test_a_hash_tells_contents_shapes_and_formats_apart() -> None:
+    numbers = torch.arange(6.0)
+    others = (numbers + 1, numbers.view(2, 3), numbers.int(), numbers.double())
+    hashes = {content_hash(tensor) for tensor in (numbers, *others)}
+    assert len(hashes) == 5
+    assert content_hash(numbers.view(2, 3).T) == content_hash(numbers.view(2, 3).T.contiguous())

@@ -21,7 +21,7 @@ from gradveil.errors import SpecError
 from gradveil.grid import Settings, draw, load_material
 from gradveil.record import Identification, Run, Scores, about_this_run
 from gradveil.spec import AuditSpec, Cell, build, build_defenses, build_metrics, parse_knowledge
-from gradveil.storage import TensorFolder, write_atomically
+from gradveil.storage import TensorFolder, refuse_another, write_atomically
 from gradveil.types import Auxiliary, Batch, Knowledge
 
 FILE = "decoding.json"
@@ -136,7 +136,7 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
         settings: device, data folder, progress.
     """
     settings, audit, cell = settings or Settings(), spec.audit, spec.cell()
-    _refuse_another(folder / FILE, spec)
+    refuse_another(folder / FILE, {"spec": _spec_of(spec)})
     unfinished = TensorFolder(folder / "unfinished")
     place = settings.place()
     material = load_material(audit, settings)
@@ -166,18 +166,6 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
     write_atomically(folder / FILE, json.dumps(asdict(made), indent=1).encode())
     unfinished.clear()
     return result
-
-
-def _refuse_another(file: Path, spec: DecodingSpec) -> None:
-    """Keep a finished record from being written over by that of another spec."""
-    if not file.exists():
-        return
-    try:
-        there = json.loads(file.read_text(encoding="utf-8")).get("spec")
-    except (OSError, ValueError, AttributeError) as error:
-        raise SpecError(f"{file} is not the record of a decoding ({error}); remove it, or name a new folder") from error
-    if there != json.loads(json.dumps(_spec_of(spec))):
-        raise SpecError(f"{file.parent} holds the decoding of another spec; name a new folder, or remove it")
 
 
 def _spec_of(spec: DecodingSpec) -> dict[str, Any]:

@@ -1,17 +1,21 @@
 """Files that are whole or not there: everything is written beside its place and then moved into it."""
 
 import errno
+import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from gradveil.errors import RecordError
+from gradveil.errors import RecordError, SpecError
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -45,6 +49,44 @@ def cannot_write(path: Path, error: OSError) -> RecordError:
     if error.errno == errno.ENOSPC:
         return RecordError(f"the disk is full, so {path} was not written; free some space and run again to resume")
     return RecordError(f"{path} cannot be written ({error.strerror}); choose another folder")
+
+
+def refuse_another(file: Path, about: Mapping[str, Any]) -> None:
+    """Keep a finished record, and what lies beside it, from being written over by one that is about something else.
+
+    Args:
+        file: the record, as JSON; where there is none, nothing is refused.
+        about: what has to be the same, by field of the record.
+    """
+    if not file.exists():
+        return
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))
+        different = [name for name, value in json.loads(json.dumps(about)).items() if there.get(name) != value]
+    except (OSError, ValueError, AttributeError) as error:
+        raise SpecError(f"{file} is not a record ({error}); remove it, or name another folder") from error
+    if different:
+        raise SpecError(f"{file} was made with another {different[0]}; remove it, or name another folder")
+
+
+def content_hash(*contents: str | Tensor) -> str:
+    """Return a hash of texts and tensors, their shapes and formats included, wherever they lie.
+
+    Example:
+        >>> content_hash("a", "bc") == content_hash("ab", "c")
+        False
+    """
+    summary = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        taken = content.encode() if isinstance(content, str) else _bytes(content)
+        summary.update(len(taken).to_bytes(8, "little"))
+        summary.update(taken)
+    return summary.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    form = f"{tuple(tensor.shape)}{tensor.dtype}".encode()
+    return form + tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gradveil.obscuring import RETRAINING, Study, StudyRow
 from gradveil.record import about_this_run
 from gradveil.registry import convert, parse_settings
 from gradveil.spec import build
-from gradveil.storage import TensorFolder, write_atomically
+from gradveil.storage import TensorFolder, refuse_another, write_atomically
 
 app = typer.Typer(no_args_is_help=True, help="Obscure private images once (LODA), and study what it costs and hides.")
 Private = Annotated[str, typer.Option("--dataset", help="private images: digits, cifar10, folder:PATH, ...")]
@@ -62,7 +62,7 @@ def images(
     )  # fmt: skip
     with progress_bar(quiet=quiet) as bar:
         study = wanted.study(bar)
-        _refuse_another(out / "obscured.json", _about(study, wanted))
+        refuse_another(out / "obscured.json", _about(study, wanted))
         seen, made = obscuring.obscure_and_measure(study)
     shown = obscuring.sheet(study.private.train.inputs(range(min(_SHOWN, len(seen)))), seen.inputs()[:_SHOWN])
     write_picture(shown, out / "sheet.png")
@@ -102,7 +102,7 @@ def weights(
     chosen = c or [10.0, 20.0, 30.0, 40.0, 50.0]
     with progress_bar(quiet=quiet or as_json) as bar:
         study = wanted.study(bar)
-        _refuse_another(out / "study.json", _about(study, wanted))
+        refuse_another(out / "study.json", _about(study, wanted))
         rows = obscuring.study_weights(study, model, chosen)
     _finish(rows, study, wanted, as_json=as_json)
 
@@ -131,7 +131,7 @@ def models(
     chosen = model or ["resnet18", "resnet34", "vgg16", "densenet121"]
     with progress_bar(quiet=quiet or as_json) as bar:
         study = wanted.study(bar)
-        _refuse_another(out / "study.json", _about(study, wanted))
+        refuse_another(out / "study.json", _about(study, wanted))
         rows = obscuring.study_architectures(study, chosen)
     _finish(rows, study, wanted, as_json=as_json)
 
@@ -210,19 +210,6 @@ def _finish(rows: list[StudyRow], study: Study, wanted: _Wanted, *, as_json: boo
         table.add_row(row.architecture, _number(row.c), f"{100 * row.accuracy:.2f} %", *_decibels(row))
     output.print(table)
     output.print(f"record: {wanted.out / 'study.json'}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _refuse_another(file: Path, about: dict[str, Any]) -> None:
-    """Keep a record, and the images beside it, from being written over by those of other settings."""
-    if not file.exists():
-        return
-    try:
-        there = json.loads(file.read_text(encoding="utf-8"))
-        different = [name for name, value in about.items() if there.get(name) != value]
-    except (OSError, ValueError, AttributeError) as error:
-        raise SpecError(f"{file} is not a record ({error}); remove it, or name another folder") from error
-    if different:
-        raise SpecError(f"{file} was made with another {different[0]}; remove it, or name another folder")
 
 
 def _about(study: Study, wanted: _Wanted) -> dict[str, Any]:

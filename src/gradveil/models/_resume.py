@@ -1,6 +1,5 @@
 """The changing part of a training, as tensors that a store can keep."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from gradveil.data import Split
 from gradveil.defenses import Defense
 from gradveil.errors import GradVeilError
 from gradveil.models._recipe import Training
+from gradveil.storage import content_hash
 from gradveil.types import State
 
 _NETWORK, _OPTIMIZER, _KEPT = "network.", "optimizer.", "kept."
@@ -104,12 +104,9 @@ class Run:
 def identify(training: Training, *, defenses: Sequence[Defense], network: nn.Module, split: Split) -> Tensor:
     """Return a number that differs between trainings of different settings, defenses, layers or samples."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
-    summary = hashlib.blake2b(repr((training, list(defenses), shapes, tuple(split.images.shape))).encode())
     marks = () if split.sensitive is None else (split.sensitive,)
-    for tensor in (split.images, split.labels, *marks):
-        summary.update(tensor.contiguous().cpu().numpy().tobytes())
-    digest = hashlib.blake2b(summary.digest(), digest_size=8).digest()
-    return torch.tensor(int.from_bytes(digest, "little", signed=True))
+    digest = content_hash(repr((training, list(defenses), shapes)), split.images, split.labels, *marks)
+    return torch.tensor(int.from_bytes(bytes.fromhex(digest)[:8], "little", signed=True))
 
 
 def _optimizer_state(saved: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -1,6 +1,5 @@
 """Obscuring a whole private set: in stacks, resumable, and never twice."""
 
-import hashlib
 import logging
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from gradveil.data import Split
 from gradveil.defenses import Loda
 from gradveil.defenses._obscuring import draw_start, image_streams, obscure
 from gradveil.engine import Runtime
+from gradveil.storage import content_hash
 from gradveil.streams import Streams
 
 _STACK, _STACK_ON_GPU = 512, 1000
@@ -44,7 +44,7 @@ def obscure_images(
     finished: list[Tensor] = []
     with runtime.numerics():
         for number, stack in enumerate(stacks):
-            name = f"{runtime.name}/{_digest(mark.encode(), _bytes(stack))}"
+            name = f"{runtime.name}/{content_hash(mark, stack)}"
             kept = runtime.store.load(name) if runtime.store else None
             done = kept[_OBSCURED].to(stack) if kept else _stack(stack, defense, features, pool, seed, runtime)
             if runtime.store and not kept:
@@ -84,7 +84,7 @@ def fingerprint(defense: Loda, features: nn.Module, *, pool: Tensor | None, seed
     descent, layers = defense.descent, getattr(features, "layers", ())
     settings = f"{descent.c}|{descent.steps}|{descent.lr}|{layers}|{seed}|{precision}"
     tensors = [tensor for _, tensor in sorted(features.state_dict().items())]
-    return _digest(settings.encode(), *map(_bytes, tensors), b"" if pool is None else _bytes(pool))
+    return content_hash(settings, *tensors, "" if pool is None else pool)
 
 
 def _stack(
@@ -113,16 +113,3 @@ def _warn_if_alike(obscured: Tensor, images: Tensor) -> None:
     alike = int((decibels > _TOO_ALIKE).sum())
     if alike:
         _log.warning("%d of %d images are hardly obscured; raise c or align other layers", alike, len(images))
-
-
-def _digest(*contents: bytes) -> str:
-    summary = hashlib.blake2b(digest_size=16)
-    for content in contents:
-        summary.update(len(content).to_bytes(8, "little"))
-        summary.update(content)
-    return summary.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    form = f"{tuple(tensor.shape)}{tensor.dtype}".encode()
-    return form + tensor.detach().cpu().contiguous().numpy().tobytes()
