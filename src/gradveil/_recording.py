@@ -15,6 +15,7 @@ from gradveil.attacks import ActiveAttack, attacks
 from gradveil.auditing import Audit
 from gradveil.data import Dataset
 from gradveil.defenses import Defense
+from gradveil.obscuring import mark_of
 from gradveil.record import Network, Outcome, Record, Threat, about_this_run
 from gradveil.spec import AuditSpec, Cell
 from gradveil.types import Knowledge, Reconstruction, State
@@ -42,6 +43,7 @@ def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, da
         ratios={name: ratio.double().tolist() for name, ratio in result.ratios.items()},
         regions=dict(regions(result.ratios)),
         run=about_this_run(seconds=result.seconds, chunk=guess.chunk, device=result.step.observation.device),
+        extractor=mark_of(cell.build_defenses()),
     )
 
 

@@ -19,6 +19,7 @@ from gradveil.defenses import Defense, InstaHide, Loda, Mixup
 from gradveil.engine import Runtime
 from gradveil.errors import SpecError
 from gradveil.grid import Settings, draw, load_material
+from gradveil.obscuring import mark_of
 from gradveil.record import Identification, Run, Scores, about_this_run
 from gradveil.spec import AuditSpec, Cell, build, build_defenses, build_metrics, parse_knowledge
 from gradveil.storage import TensorFolder, refuse_another, write_atomically
@@ -111,6 +112,7 @@ class DecodingRecord:
         objective: (V,) the decoder's own, lower is better.
         labels: (V, P) class of each private image.
         run: date, timings, device, versions.
+        extractor: hash of the weights of LODA's extractor; empty without one.
         format: of this file.
     """
 
@@ -122,6 +124,7 @@ class DecodingRecord:
     objective: list[float]
     labels: list[list[int]]
     run: Run
+    extractor: str = ""
     format: int = field(default=1)
 
 
@@ -136,7 +139,7 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
         settings: device, data folder, progress.
     """
     settings, audit, cell = settings or Settings(), spec.audit, spec.cell()
-    refuse_another(folder / FILE, {"spec": _spec_of(spec)})
+    refuse_another(folder / FILE, {"spec": _spec_of(spec), "extractor": mark_of(cell.build_defenses())})
     unfinished = TensorFolder(folder / "unfinished")
     place = settings.place()
     material = load_material(audit, settings)
@@ -183,6 +186,7 @@ def to_record(result: Decoded, spec: DecodingSpec, batch: Batch) -> DecodingReco
         objective=result.decoding.objective.double().tolist(),
         labels=batch.labels.tolist(),
         run=about_this_run(seconds=result.seconds, chunk=0, device=batch.inputs.device),
+        extractor=mark_of(spec.cell().build_defenses()),
     )
 
 

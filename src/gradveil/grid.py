@@ -26,6 +26,7 @@ from gradveil.defenses import DataDefense, StepDefense
 from gradveil.engine import Progress, Runtime
 from gradveil.engine.runtime import silent
 from gradveil.errors import GradVeilError, RecordError, SpecError
+from gradveil.obscuring import mark_of
 from gradveil.record import Record
 from gradveil.spec import AuditSpec, Cell, build_defenses, build_metrics
 from gradveil.storage import TensorFolder, write_atomically
@@ -143,12 +144,19 @@ def claim(folder: Path, spec: AuditSpec) -> None:
 
 
 def finished(folder: Path, cell: Cell) -> Record | None:
-    """Return the record of a cell that is done; one that cannot be read is to be made again."""
+    """Return the record of a cell that is done; one that cannot be read is to be made again.
+
+    A record of another feature extractor than the one that lies at its path now is refused.
+    """
     try:
         found = record.read(folder / "cells" / cell.name)
     except RecordError:
         return None
-    return found if found.status == "done" else None
+    if found.status != "done":
+        return None
+    if found.extractor and found.extractor != mark_of(cell.build_defenses()):
+        raise SpecError(f"{folder / 'cells' / cell.name} was run with another extractor; name a new folder with --out")
+    return found
 
 
 def draw(spec: AuditSpec, dataset: Dataset) -> Batch:

@@ -186,6 +186,7 @@ class Record:
         ratios: ||gradient|| / ||perturbation|| of the update, by parameter name, (V,) each; empty without perturbation.
         regions: green, white or red by layer, where the ratio of the median victim lies.
         run: date, timings, device, versions.
+        extractor: hash of the weights of LODA's extractor, which `defenses` knows by its path; empty without one.
         images: file with arrays `private`, `protected`, `guess` beside the record; empty if redacted.
         format: of this file.
     """
@@ -206,6 +207,7 @@ class Record:
     ratios: dict[str, list[float]] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     run: Run
+    extractor: str = ""
     images: str = ""
     format: int = FORMAT
 

@@ -56,13 +56,13 @@ def refuse_another(file: Path, about: Mapping[str, Any]) -> None:
 
     Args:
         file: the record, as JSON; where there is none, nothing is refused.
-        about: what has to be the same, by field of the record.
+        about: what has to be the same, by field of the record; one that an older record lacks is taken for empty.
     """
     if not file.exists():
         return
     try:
         there = json.loads(file.read_text(encoding="utf-8"))
-        different = [name for name, value in json.loads(json.dumps(about)).items() if there.get(name) != value]
+        different = [name for name, value in json.loads(json.dumps(about)).items() if there.get(name, "") != value]
     except (OSError, ValueError, AttributeError) as error:
         raise SpecError(f"{file} is not a record ({error}); remove it, or name another folder") from error
     if different:

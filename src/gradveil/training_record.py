@@ -35,6 +35,7 @@ class TrainingRecord:
         versions: of packages.
         checkpoint: file name of the network.
         sha256: of that file.
+        extractor: hash of the weights of LODA's extractor; empty without one.
         format: of this record.
     """
 
@@ -51,11 +52,20 @@ class TrainingRecord:
     versions: dict[str, str]
     checkpoint: str
     sha256: str
+    extractor: str = ""
     format: int = FORMAT
 
 
 def keep(
-    done: Trained, path: Path, *, model: str, dataset: str, loaded: Dataset, defenses: str, training: Training
+    done: Trained,
+    path: Path,
+    *,
+    model: str,
+    dataset: str,
+    loaded: Dataset,
+    defenses: str,
+    training: Training,
+    extractor: str = "",
 ) -> TrainingRecord:
     """Write a trained network to a checkpoint, and its record beside it as JSON, each whole or not at all.
 
@@ -67,6 +77,7 @@ def keep(
         loaded: the data set.
         defenses: in words.
         training: the settings.
+        extractor: hash of the weights of LODA's extractor; empty without one.
     """
     about = {
         "model": model,
@@ -100,6 +111,7 @@ def keep(
         versions=run.versions,
         checkpoint=path.name,
         sha256=digest,
+        extractor=extractor,
     )
     write_atomically(beside(path), json.dumps(asdict(record), indent=1, allow_nan=False).encode())
     return record

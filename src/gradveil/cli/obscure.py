@@ -220,6 +220,7 @@ def _about(study: Study, wanted: _Wanted) -> dict[str, Any]:
         "seed": wanted.seed,
         "precision": wanted.precision,
         "defense": defenses.describe(study.defense),
+        "extractor": obscuring.mark_of([study.defense]),
     }
 
 

@@ -13,6 +13,7 @@ from gradveil.engine import normalized
 from gradveil.errors import SpecError
 from gradveil.models import architectures
 from gradveil.models.training import train
+from gradveil.obscuring import mark_of
 from gradveil.spec import build, build_defenses, build_training
 from gradveil.storage import TensorFolder
 
@@ -60,6 +61,7 @@ def command(
         loaded=loaded,
         defenses="no defense" if under == "none" else under,
         training=recipe,
+        extractor=mark_of(protections),
     )
     store.clear()
     reached = f"accuracy {100 * (done.accuracy or 0):.2f} % after {done.epochs} epochs in {done.seconds:.1f} s: {out}"

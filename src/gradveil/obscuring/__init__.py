@@ -7,6 +7,7 @@ from gradveil.obscuring._extractor import (
     TrainedExtractor,
     bound,
     load_extractor,
+    mark_of,
     save_extractor,
     train_extractor,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "gradient",
     "layer_set",
     "load_extractor",
+    "mark_of",
     "objective",
     "obscure",
     "obscure_and_measure",

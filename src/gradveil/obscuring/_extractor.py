@@ -1,6 +1,7 @@
 """A feature extractor: trained on a public data set, kept in a file, and given to the defense that names it."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -8,13 +9,14 @@ from typing import TypeVar
 import torch
 
 from gradveil.data import Dataset
-from gradveil.defenses import Loda
+from gradveil.defenses import Defense, Loda
 from gradveil.defenses._obscuring_features import Extractor
 from gradveil.engine import Progress, Store
 from gradveil.engine.runtime import silent
 from gradveil.models import build, checkpoints
 from gradveil.models.checkpoints import CheckpointError
 from gradveil.models.training import Pace, Training, train
+from gradveil.storage import content_hash
 
 T = TypeVar("T")
 PUBLISHED = Training(epochs=200, batch_size=128, lr=0.1, nesterov=False, schedule="steps", augment="crop-flip")
@@ -113,6 +115,20 @@ def load_extractor(path: Path | str) -> Extractor:
     model = build(architecture, input_shape=shape, num_classes=classes)
     checkpoints.load(Path(path).expanduser(), model)
     return Extractor(str(path), model.eval(), channels=shape[0])
+
+
+def mark_of(defenses: Iterable[Defense]) -> str:
+    """Return a hash of the extractor's weights where LODA is among some defenses; empty where nothing was trained.
+
+    Records hold it beside the spec, which knows an extractor by its path alone.
+
+    Example:
+        >>> mark_of([Loda(steps=3)])
+        ''
+    """
+    given = [defense.extractor for defense in defenses if isinstance(defense, Loda) and defense.extractor]
+    states = [one.model.state_dict() for one in given if one.model is not None]
+    return content_hash(*(part for state in states for pair in state.items() for part in pair)) if states else ""
 
 
 def bound(method: T) -> T:

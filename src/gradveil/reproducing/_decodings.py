@@ -21,12 +21,13 @@ from gradveil.engine import Runtime, normalized
 from gradveil.errors import DataError, RecordError, SpecError
 from gradveil.metrics import PSNR, SSIM, Metric, align, arrange, correlation, draw_decoys, identify
 from gradveil.models import build as build_model
+from gradveil.obscuring import mark_of
 from gradveil.record import Run, about_this_run
 from gradveil.reproducing._kinds import Means, matches, slug
 from gradveil.reproducing.measuring import Measurement, of_mean
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import build, build_defenses
-from gradveil.storage import TensorFolder, write_atomically
+from gradveil.storage import TensorFolder, refuse_another, write_atomically
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Knowledge
 
@@ -54,6 +55,7 @@ class DecodingRecord:
         oracles: decoders that were told what no adversary knows.
         failures: why a decoder gave nothing, by decoder.
         run: date, timings, device, versions.
+        extractor: hash of the weights of LODA's extractor; empty without one.
     """
 
     spec: dict[str, Any]
@@ -64,6 +66,7 @@ class DecodingRecord:
     oracles: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     run: Run
+    extractor: str = ""
 
 
 def run(part: Part, folder: Path, means: Means) -> None:
@@ -79,8 +82,7 @@ def run(part: Part, folder: Path, means: Means) -> None:
     for defenses in table["defenses"]:
         spec, place = {**table, "defenses": [defenses]}, folder / slug(defenses)
         if (place / FILE).exists():
-            if read(place / FILE).spec != spec:
-                raise SpecError(f"{place} holds another spec; name a new folder with --out, or remove it")
+            refuse_another(place / FILE, {"spec": spec, "extractor": mark_of(build_defenses(defenses))})
             continue
         made = _decode(spec, defenses, dataset, place, means)
         write_atomically(place / FILE, json.dumps(asdict(made), indent=1, allow_nan=False).encode())
@@ -167,6 +169,7 @@ def _decode(spec: dict[str, Any], defenses: str, dataset: Dataset, place: Path, 
         oracles=[text for text in spec["decoders"] if build(decoders, text).oracle],
         failures=failures,
         run=about_this_run(seconds=seconds, chunk=settings.chunk or 0, device=settings.place()),
+        extractor=mark_of(client.data_defenses),
     )
 
 

@@ -13,13 +13,13 @@ from gradveil.engine import Runtime, normalized
 from gradveil.errors import RecordError, SpecError
 from gradveil.models import build
 from gradveil.models.training import Pace, Training, TrainingError, train
-from gradveil.obscuring import Study, save_extractor, train_extractor
+from gradveil.obscuring import Study, mark_of, save_extractor, train_extractor
 from gradveil.record import about_this_run
 from gradveil.reproducing._kinds import Means, matches, slug
 from gradveil.reproducing.measuring import Measurement
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import build_defenses, spec_from
-from gradveil.storage import TensorFolder, write_atomically
+from gradveil.storage import TensorFolder, refuse_another, write_atomically
 from gradveil.training_record import TrainingRecord
 
 _DEFAULTS: dict[str, Any] = {
@@ -44,9 +44,8 @@ def run(part: Part, folder: Path, means: Means) -> None:
     for defenses in table["defenses"]:
         file = training_record.beside(folder / slug(defenses) / _NETWORK)
         if file.exists():
-            made = _read(file)
-            if (made.recipe, made.model, made.dataset) != (recipe, table["model"], table["dataset"]):
-                raise SpecError(f"{file.parent} holds another training; name a new folder with --out, or remove it")
+            about = {"recipe": recipe, "model": table["model"], "dataset": table["dataset"]}
+            refuse_another(file, {**about, "extractor": mark_of(build_defenses(defenses))})
         else:
             try:
                 _train(part, table, defenses, dataset, folder / slug(defenses), means)
@@ -139,6 +138,7 @@ def _train(part: Part, table: dict[str, Any], words: str, dataset: Dataset, fold
         loaded=dataset,
         defenses=words,
         training=training,
+        extractor=mark_of(defenses),
     )
     store.clear()
 
