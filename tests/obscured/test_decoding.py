@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.attacks._decode_clusters import affinity, assign, coefficients, grow_clusters, pick_clusters
+from gradveil.attacks._decode_clusters import _flow, affinity, assign, coefficients, grow_clusters, pick_clusters
 from gradveil.attacks._decode_refinement import refine
 from gradveil.attacks._decode_regression import least_squares
 from gradveil.attacks._decode_signs import fix_signs
@@ -196,6 +196,23 @@ def test_assignment_is_the_best_of_all() -> None:
     fair = [choice for choice in every if bool((choice.sum(0) == 2).all())]
     assert float((gains * found).sum()) == pytest.approx(max(float((gains * choice).sum()) for choice in fair))
     assert found.sum(1).tolist() == [2] * 4
+
+
+def test_assignment_asks_for_a_flow_only_where_choices_collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(gains: Tensor, **bounds: int) -> Tensor:
+        asked.append(bounds)
+        return _flow(gains, **bounds)
+
+    monkeypatch.setattr("gradveil.attacks._decode_clusters._flow", counted)
+    for seed in range(4):
+        gains = Streams(seed=seed, purpose="test").bind(1).normal("gains", (30, 5))[0]
+        assert torch.equal(assign(gains, k=2, slack=2.0), _flow(gains, k=2, least=6, most=24))
+    assert asked == []
+    gains[:, 0] += 9
+    assert assign(gains, k=2, slack=1.5).sum(0)[0] == 18
+    assert asked == [{"k": 2, "least": 8, "most": 18}]
 
 
 def test_shares_sum_to_what_the_label_gives_even_where_a_class_was_mistaken() -> None:

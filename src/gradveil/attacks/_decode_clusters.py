@@ -99,12 +99,21 @@ def assign(gains: Tensor, *, k: int, slack: float = 1.5) -> Tensor:
     encodings, images = gains.shape
     if images < k:
         raise DataError(f"{k} images are in every encoding, but only {images} are looked for; look for more")
+    average = encodings * k / images
+    most, least = min(encodings, math.ceil(slack * average)), math.floor(average / slack)
+    best = torch.zeros_like(gains, dtype=torch.bool).scatter(1, gains.topk(k, 1).indices, True)
+    if least <= int(best.sum(0).min()) and int(best.sum(0).max()) <= most:
+        return best  # what each encoding would choose by itself is the optimum wherever it is allowed
+    return _flow(gains, k=k, least=least, most=most)
+
+
+def _flow(gains: Tensor, *, k: int, least: int, most: int) -> Tensor:
+    """Solve the linear program of `assign`, whose constraints bind."""
+    encodings, images = gains.shape
     rows, columns = np.divmod(np.arange(encodings * images), images)
     ones = np.ones(encodings * images)
     by_encoding = coo_array((ones, (rows, np.arange(len(ones)))), shape=(encodings, len(ones)))
     by_image = coo_array((ones, (columns, np.arange(len(ones)))), shape=(images, len(ones)))
-    average = encodings * k / images
-    most, least = min(encodings, math.ceil(slack * average)), math.floor(average / slack)
     # The constraints are those of a network, so that the corner which the simplex method finds is whole.
     found = linprog(
         -gains.double().cpu().numpy().ravel(),
