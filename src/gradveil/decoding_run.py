@@ -79,8 +79,12 @@ def fitting_decoder(decoder: str, defenses: str, *, images: int) -> str:
     return (
         f"{decoder}:{flipped}"
         if decoder == "decode-oracle"
-        else f"{decoder}:images={images},k={mixing.k - mixing.from_pool},{flipped}"
+        else f"{decoder}:images={images},k={mixing.k - mixing.from_pool},{flipped}{_pooled(mixing)}"
     )
+
+
+def _pooled(mixing: Mixup | InstaHide) -> str:
+    return f",from_pool={mixing.from_pool}" if mixing.from_pool else ""
 
 
 def _check_fit(decoder: Decoder, defenses: Sequence[Defense], *, images: int) -> None:
@@ -90,7 +94,7 @@ def _check_fit(decoder: Decoder, defenses: Sequence[Defense], *, images: int) ->
         return
     wanted: dict[str, object] = {"flipped": "yes" if isinstance(mixing, InstaHide) else "no"}
     if isinstance(decoder, DecodeMixing):
-        wanted |= {"images": images, "k": mixing.k - mixing.from_pool}
+        wanted |= {"images": images, "k": mixing.k - mixing.from_pool, "from_pool": mixing.from_pool}
     for name, value in wanted.items():
         if getattr(decoder, name) != value:
             raise SpecError(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradveil.attacks._decode_clusters import _flow, affinity, assign, coefficients, grow_clusters, pick_clusters
 from gradveil.attacks._decode_refinement import refine
-from gradveil.attacks._decode_regression import least_squares
+from gradveil.attacks._decode_regression import _lift, least_squares, public_share
 from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decoders.decode_mixing import DecodeMixing
 from gradveil.attacks._decoders.decode_oracle import DecodeOracle
@@ -32,7 +32,8 @@ def encoded(
     private = data.train.inputs(range(victims * images), dtype=torch.float64).unflatten(0, (victims, images))
     batch = Protected.unchanged(Batch(private, data.train.labels[: victims * images].view(victims, images)))
     streams = Streams(seed=1, purpose="client").bind(victims)
-    seen = [defense.protect(batch, pool=None, streams=streams.fork(f"step-{n}")) for n in range(rounds)]
+    pool = data.train.inputs(range(300, 400), dtype=torch.float64)
+    seen = [defense.protect(batch, pool=pool, streams=streams.fork(f"step-{n}")) for n in range(rounds)]
     empty = torch.zeros(victims, images, images).double()
     return private, Encodings(
         images=torch.cat([s.inputs for s in seen], 1),
@@ -60,6 +61,26 @@ def test_instahide_falls_to_the_oracle_once_the_sign_of_every_pixel_is_found(k: 
     private, seen = encoded(InstaHide(k=k, classes=10, mean=DIGITS.mean), images=20, rounds=20)
     assert float(psnr(DecodeOracle()(seen, streams=ATTACK).images, private).min()) > 28
     assert float(psnr(DecodeOracle(signs="open")(seen, streams=ATTACK).images, private).mean()) < 15
+
+
+def test_images_of_a_public_set_are_noise_around_their_mean_to_the_oracle() -> None:
+    defense = Mixup(k=4, classes=10, from_pool=2)
+    found = {}
+    for rounds in (8, 64):
+        private, seen = encoded(defense, images=10, rounds=rounds)
+        found[rounds] = float(psnr(DecodeOracle(flipped="no")(seen, streams=ATTACK).images, private).min())
+    assert found[8] > 18
+    assert found[64] > found[8] + 6
+
+
+def test_what_public_images_add_to_squared_magnitudes_is_taken_out() -> None:
+    draw = Streams(purpose="test").bind(1)
+    weights = draw.uniform("weights", (600, 4)).double()
+    weights = weights / weights.sum(2, keepdim=True) * draw.uniform("shares", (600, 1)).double()
+    images, public = draw.normal("images", (4, 30)).double(), draw.normal("public", (600, 30)).double()
+    magnitudes = (weights @ images + public_share(weights) * public).abs()
+    found = _lift(weights, magnitudes)
+    assert float((found.abs() - images.abs()).abs().mean()) < 0.155
 
 
 def test_the_published_regression_stops_at_wrong_signs() -> None:
@@ -143,6 +164,22 @@ def test_mixup_falls_without_any_knowledge_of_the_mixing() -> None:
     quick = replace(decoder, train_steps=2, refinements=1)
     first, second = (quick(replace(blind, images=blind.images.float()), streams=ATTACK) for _ in range(2))
     assert torch.equal(first.images, second.images)
+
+
+def test_mixtures_with_public_images_are_taken_apart_without_knowing_which() -> None:
+    private, seen = encoded(Mixup(k=3, classes=10, from_pool=1), images=8, rounds=24)
+    public = Auxiliary(inputs=DIGITS.train.inputs(range(400, 1400)))
+    assert seen.labels is not None
+    assert seen.weights is not None
+    labels = seen.labels.float()
+    granted = Encodings(images=seen.images.float(), labels=labels, knowledge=Knowledge.AUXILIARY, auxiliary=public)
+    decoder = DecodeMixing(images=8, k=2, flipped="no", train_steps=80, pairs=64, width=8, lr=4e-3, refinements=15)
+    found = replace(decoder, from_pool=1)(granted, streams=ATTACK)
+    assert found.weights is not None
+    torch.testing.assert_close(found.weights.sum(2), labels.sum(2), atol=1e-4, rtol=0)
+    assert float(matched(found.images.double(), private).mean()) > 18
+    unlabelled = replace(decoder, from_pool=1).mapping(ideal_scores(seen.weights[0]), None, streams=ATTACK.bind(1))
+    torch.testing.assert_close(unlabelled.sum(1), torch.full((len(unlabelled),), 2 / 3).double())
 
 
 def test_refinement_mends_a_wrong_assignment() -> None:

@@ -115,6 +115,7 @@ def test_a_decoder_of_mixtures_fits_the_defense_or_is_refused(inside: Path) -> N
         ("decode-oracle:flipped=yes", "flipped=no"),
         ("decode-mixing:images=4,k=2,flipped=no", "images=3"),
         ("decode-mixing:images=3,k=3,flipped=no", "k=2"),
+        ("decode-mixing:images=3,k=2,flipped=no,from_pool=1", "from_pool=0"),
     ):
         refused = gradveil_(f"decode new --defense mixup:k=2 --decoder {decoder} {quick}")
         assert (refused.exit_code, wanted in refused.stderr) == (2, True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks._decode_clusters import assign
-from gradveil.attacks._decode_regression import least_squares, solve_magnitudes
+from gradveil.attacks._decode_regression import solve_magnitudes, solve_mixtures
 from gradveil.engine import Runtime
 from gradveil.engine.runtime import exact_products
 
@@ -76,9 +76,13 @@ def fit_shares(images: Tensor, mixtures: Tensor, *, steps: int = 300) -> Tensor:
 
 
 def _signed(weights: Tensor, seen: Tensor, *, flipped: bool, runtime: Runtime) -> tuple[Tensor, Tensor]:
-    """Return the mixtures (N, D) with the signs that the current images give them, and those images (P, D)."""
+    """Return the mixtures (N, D) with the signs that the current images give them, and those images (P, D).
+
+    Without flipped signs, the mean public image that is part of them is taken out.
+    """
     if not flipped:
-        return seen, least_squares(weights[None], seen[None])[0]
+        images, own = solve_mixtures(weights[None], seen[None])
+        return own[0], images[0]
     size = seen.abs()
     images = solve_magnitudes(weights[None], size[None], solver="lifted", steps=100, lr=0.01, runtime=runtime)[0]
     return torch.where(weights @ images >= 0, size, -size), images

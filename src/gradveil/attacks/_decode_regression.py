@@ -11,6 +11,7 @@ from gradveil.engine.runtime import exact_products
 Solver: TypeAlias = Literal["lifted", "adam"]
 """`lifted`: linear in the products of unknowns, then alternating; `adam`: gradient descent from zero, as published."""
 
+_LITTLE = 1e-3  # of a mixture is rounding, and no image
 _PUSH = 0.05  # weight of the published term that drives standardized pixels away from zero
 
 
@@ -32,6 +33,34 @@ def least_squares(weights: Tensor, mixtures: Tensor) -> Tensor:
     """
     with exact_products():
         return _pseudo_inverse(weights) @ mixtures
+
+
+def solve_mixtures(weights: Tensor, mixtures: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve weights · images = mixtures, where what is missing to weights of one belongs to images of a public set.
+
+    Args:
+        weights: (V, N, P).
+        mixtures: (V, N, D).
+
+    Returns:
+        The images (V, P, D), and the mixtures (V, N, D) without the mean public image.
+
+    Example:
+        >>> weights = torch.tensor([[[0.5, 0.2], [0.2, 0.5], [0.4, 0.4]]])
+        >>> images, public = torch.eye(2)[None], torch.tensor([0.8, 0.6])
+        >>> found, own = solve_mixtures(weights, weights @ images + public_share(weights) * public)
+        >>> torch.allclose(found, images, atol=1e-5), torch.allclose(own, weights @ images, atol=1e-5)
+        (True, True)
+    """
+    share = public_share(weights)
+    found = least_squares(torch.cat([weights, share], 2), mixtures)
+    return found[:, :-1], mixtures - share * found[:, -1:]
+
+
+def public_share(weights: Tensor) -> Tensor:
+    """Return (V, N, 1), how much of each mixture is not of the private images (V, N, P)."""
+    missing = 1 - weights.sum(2, keepdim=True)
+    return missing * (missing > _LITTLE)
 
 
 def solve_magnitudes(
@@ -67,7 +96,10 @@ def _lift(weights: Tensor, magnitudes: Tensor) -> Tensor:
     images = weights.shape[2]
     first, second = torch.triu_indices(images, images, device=weights.device)
     twice = torch.where(first == second, 1.0, 2.0).to(weights)
-    products = least_squares(weights[..., first] * weights[..., second] * twice, magnitudes.square())
+    terms = weights[..., first] * weights[..., second] * twice
+    # Images of a public set add to the square of a mixture, on average, by their share.
+    with_public = torch.cat([terms, public_share(weights).square()], 2)
+    products = least_squares(with_public, magnitudes.square())[:, :-1]
     matrices = weights.new_zeros(len(weights), magnitudes.shape[2], images, images)
     matrices[..., first, second] = products.transpose(1, 2)
     matrices[..., second, first] = products.transpose(1, 2)

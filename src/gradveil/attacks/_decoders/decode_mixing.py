@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from gradveil.attacks._decode_clusters import affinity, assign, coefficients, grow_clusters, pick_clusters
 from gradveil.attacks._decode_refinement import refine
-from gradveil.attacks._decode_regression import least_squares, misfit, solve_magnitudes
+from gradveil.attacks._decode_regression import misfit, solve_magnitudes, solve_mixtures
 from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decode_similarity import Similarity, compare, train_similarity
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
@@ -35,6 +35,7 @@ class DecodeMixing(Decoder):
     Args:
         images: P, private images looked for.
         k: of them in every encoding.
+        from_pool: further images of every encoding, from a public set; nobody looks for those.
         flipped: whether signs were flipped: `no` for Mixup, `yes` for InstaHide.
         train_steps: of the network.
         pairs: of encodings in a step.
@@ -57,11 +58,13 @@ class DecodeMixing(Decoder):
         costs="training of a small network per group, a comparison of all pairs of encodings, and one linear program "
         "per refinement",
         suggested="several times as many encodings of each image as it has partners; labels, where they are known",
-        interacts="flipped signs leave the sign of every pixel open, which smooth images give away, noisy ones not",
+        interacts="images of a public set in the encodings (from_pool) are noise, which more encodings average "
+        "away; flipped signs leave the sign of every pixel open, which smooth images give away, noisy ones not",
     )
 
     images: int = 50
     k: int = 4
+    from_pool: int = 0
     flipped: Literal["no", "yes"] = "yes"
     train_steps: int = 5000
     pairs: int = 256
@@ -74,16 +77,18 @@ class DecodeMixing(Decoder):
         for name in ("images", "k", "train_steps", "pairs", "width", "steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.refinements < 0:
-            raise ValueError(f"refinements must be at least 0, got {self.refinements}")
+        for name in ("refinements", "from_pool"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.images < self.k:
             raise ValueError(f"images must be at least k={self.k}, got {self.images}")
 
     @override
     def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
-        public, flipped = public_images(encodings, at_least=2 * self.k) - encodings.center(), self.flipped == "yes"
+        mixed = self.k + self.from_pool
+        public, flipped = public_images(encodings, at_least=2 * mixed) - encodings.center(), self.flipped == "yes"
         visible: Callable[[Tensor], Tensor] = torch.abs if flipped else torch.clone
-        settings = Similarity(k=self.k, steps=self.train_steps, batch=self.pairs, width=self.width, lr=self.lr)
+        settings = Similarity(k=mixed, steps=self.train_steps, batch=self.pairs, width=self.width, lr=self.lr)
         weights = []
         for group, seen in enumerate(encodings.centered()):
             own = streams.select([group])
@@ -103,7 +108,8 @@ class DecodeMixing(Decoder):
         size = min(len(scores) - 1, max(4, round(average)))
         masks = pick_clusters(grow_clusters(scores, size=size, streams=streams), scores, count=self.images)
         chosen = assign(affinity(masks, scores), k=self.k)
-        return coefficients(chosen, labels, k=self.k)
+        shares = coefficients(chosen, labels, k=self.k)
+        return shares if labels is not None else shares * self.k / (self.k + self.from_pool)
 
 
 def public_images(encodings: Encodings, *, at_least: int) -> Tensor:
@@ -125,7 +131,7 @@ def _regress(encodings: Encodings, mixing: Tensor, *, flipped: bool, steps: int,
         objective = misfit(mixing, found, seen.abs())
         images = fix_signs(found.unflatten(2, shape), encodings.center())
     else:
-        found = least_squares(mixing, seen)
-        objective = (mixing @ found - seen).square().mean((1, 2))
+        found, own = solve_mixtures(mixing, seen)
+        objective = (mixing @ found - own).square().mean((1, 2))
         images = found.unflatten(2, shape)
     return Decoding(images=(images + encodings.center()).clamp(0, 1), objective=objective, weights=mixing)

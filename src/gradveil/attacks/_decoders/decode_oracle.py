@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, final
 
 from typing_extensions import override
 
-from gradveil.attacks._decode_regression import Solver, least_squares, misfit, solve_magnitudes
+from gradveil.attacks._decode_regression import Solver, misfit, solve_magnitudes, solve_mixtures
 from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
 from gradveil.engine import Runtime
@@ -42,7 +42,8 @@ class DecodeOracle(Decoder):
         costs="one pseudo-inverse per group; with flipped signs one of P (P + 1) / 2 columns and an eigenvalue problem "
         "per pixel",
         suggested="the defaults; solver=adam and signs=open are the published regression, which stops at wrong signs",
-        interacts="it is told which image is in which encoding and how much of it: an upper bound, never the verdict",
+        interacts="it is told which private image is in which encoding and how much of it: an upper bound, never the "
+        "verdict; images of a public set, which it is not told, are noise around their mean",
     )
 
     flipped: Literal["no", "yes"] = "yes"
@@ -62,8 +63,8 @@ class DecodeOracle(Decoder):
         seen, weights = encodings.centered().flatten(2), encodings.weights.to(encodings.images)
         shape = (weights.shape[2], *encodings.images.shape[2:])
         if self.flipped == "no":
-            found = least_squares(weights, seen)
-            objective = (weights @ found - seen).square().mean((1, 2))
+            found, own = solve_mixtures(weights, seen)
+            objective = (weights @ found - own).square().mean((1, 2))
             images = found.unflatten(1, shape[:1]).unflatten(2, shape[1:])
         else:
             found = solve_magnitudes(
