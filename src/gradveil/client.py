@@ -1,7 +1,9 @@
 """The client's step: the only place where a private batch becomes an observation."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from gradveil._local import Trained, local_update
 from gradveil.defenses import (
     DataDefense,
     Defense,
+    InstaHide,
     ModelDefense,
     Shared,
     StackedNetwork,
@@ -17,7 +20,7 @@ from gradveil.defenses import (
     UpdateDefense,
     check_combination,
 )
-from gradveil.engine import Runtime, trainable
+from gradveil.engine import Runtime, find_normalization, trainable
 from gradveil.engine.runtime import is_out_of_memory
 from gradveil.errors import DataError, UnsupportedModelError
 from gradveil.streams import Streams
@@ -36,6 +39,7 @@ from gradveil.types import (
 )
 
 _FEW = 64  # samples are enough to ask a network for its outputs; a client may hold more than fit at once
+_log = logging.getLogger(__name__)
 _MODEL = "model/"  # what model defenses keep; update defenses keep theirs below their number
 
 
@@ -76,6 +80,9 @@ class Client:
 
     def __post_init__(self) -> None:
         check_combination(self.defenses, shares=self.local.shares)
+        mean = find_normalization(self.model).mean
+        if mean and any(isinstance(defense, InstaHide) and not defense.mean for defense in self.defenses):
+            _warn_once(f"instahide flips signs around 0, but the network standardizes pixels; give it {_written(mean)}")
 
     @property
     def data_defenses(self) -> tuple[DataDefense, ...]:
@@ -96,6 +103,15 @@ class Client:
     def update_defenses(self) -> tuple[UpdateDefense, ...]:
         """Those that act on what leaves."""
         return tuple(d for d in self.defenses if isinstance(d, UpdateDefense))
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
+
+
+def _written(mean: Sequence[float]) -> str:
+    return f"mean={'+'.join(f'{value:.4g}' for value in mean)}"
 
 
 def step(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gradveil.client import Client, Step, step
 from gradveil.defenses import InstaHide, Mixup, defenses
+from gradveil.engine import normalized
 from gradveil.errors import DataError
 from gradveil.streams import Streams
 from gradveil.types import Batch, Protected
@@ -197,6 +198,19 @@ def test_the_client_says_how_many_classes_there_are(defense: Mixing) -> None:
     small = nn.Sequential(nn.Flatten(), nn.Linear(32, 2)).double()
     with pytest.raises(DataError, match="below the model's 2 outputs"):
         step(batch, Client(model=small, loss=F.cross_entropy, defenses=(defense,)), streams=streams)
+
+
+def test_says_once_that_signs_belong_around_the_mean_of_the_network(caplog: pytest.LogCaptureFixture) -> None:
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(32, 4))
+    standardized = normalized(plain, (0.4321, 0.5), (0.2, 0.3))
+    given = InstaHide(k=2, mean=(0.4321, 0.5))
+    for model, defense in ((plain, InstaHide(k=2)), (standardized, given), (standardized, Mixup(k=2))):
+        Client(model=model, loss=F.cross_entropy, defenses=(defense,))
+    assert caplog.messages == []
+    for _ in range(2):
+        Client(model=standardized, loss=F.cross_entropy, defenses=(InstaHide(k=2),))
+    (said,) = caplog.messages
+    assert said.endswith("give it mean=0.4321+0.5")
 
 
 @pytest.mark.parametrize(
