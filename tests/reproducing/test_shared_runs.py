@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.attacks._decoders import decode_mixing
+from gradveil.attacks._decoders.decode_oracle import DecodeOracle
 from gradveil.grid import Settings, run_audit
 from gradveil.record import Identification
 from gradveil.reproducing import (
@@ -195,6 +197,29 @@ def test_a_decoder_that_finds_nothing_is_written_down_and_the_others_stay(tmp_pa
     assert "clusters" in made.failures[impossible]
     assert taken(tmp_path, "psnr.decoded.mean", decoder="decode-mixing*") is None
     assert len(made.recovered["first"]) == 5 * 4
+
+
+def test_an_interrupted_decoding_does_not_decode_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = "train_steps=1,pairs=4,width=2,refinements=0,steps=1"
+    chosen = ["decode-oracle:flipped=no", f"decode-mixing:images=5,k=2,flipped=no,{few}"]
+    part = decoding(attack="", decoders=chosen)
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as late:
+        late.setattr(decode_mixing, "_regress", stop)
+        with pytest.raises(KeyboardInterrupt):
+            _decodings.run(part, tmp_path / "killed", MEANS)
+    assert len(list((tmp_path / "killed").rglob("*.safetensors"))) == 2
+    with monkeypatch.context() as early:
+        early.setattr(decode_mixing, "train_similarity", stop)
+        early.setattr(DecodeOracle, "decode", stop)
+        _decodings.run(part, tmp_path / "killed", MEANS)
+    assert not list((tmp_path / "killed").rglob("*.safetensors"))
+    _decodings.run(part, tmp_path / "whole", MEANS)
+    first, second = (_decodings.read(next((tmp_path / n).rglob(_decodings.FILE))) for n in ("killed", "whole"))
+    assert first.decoded == second.decoded
 
 
 # Identification

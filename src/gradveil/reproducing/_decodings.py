@@ -202,14 +202,24 @@ def _second_stage(
     """Return scores by decoder, and why a decoder gave none: noise need not fall into as many clusters as images."""
     decoded, failures = {}, {}
     for text in spec["decoders"]:
-        decoder, streams = build(decoders, text), Streams(seed=spec["seed"], purpose="attack")
         try:
-            found = decoder(encodings, streams=streams, runtime=runtime.named(f"decode-{slug(text)}"))
+            decoded[text] = judge.decoded(_images(text, encodings, seed=spec["seed"], runtime=runtime))
         except DataError as error:
             failures[text] = str(error)
-        else:
-            decoded[text] = judge.decoded(found.images)
     return decoded, failures
+
+
+def _images(text: str, encodings: Encodings, *, seed: int, runtime: Runtime) -> Tensor:
+    """Decode, or take what an interrupted run had decoded before."""
+    store, name = runtime.store, f"decoded-{slug(text)}"
+    kept = store.load(name) if store else None
+    if kept:
+        return kept["images"].to(encodings.images)
+    decoder, streams = build(decoders, text), Streams(seed=seed, purpose="attack")
+    found = decoder(encodings, streams=streams, runtime=runtime.named(f"decode-{slug(text)}"))
+    if store:
+        store.save(name, {"images": found.images})
+    return found.images
 
 
 @dataclass(frozen=True, slots=True)

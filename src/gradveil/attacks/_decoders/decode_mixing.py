@@ -20,6 +20,8 @@ from gradveil.errors import DataError
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Card, Knowledge, Paper
 
+_MAPPING = "mapping"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +94,15 @@ class DecodeMixing(Decoder):
         weights = []
         for group, seen in enumerate(encodings.centered()):
             own = streams.select([group])
-            scores = compare(train_similarity(public, visible, settings, streams=own), visible(seen))
-            labels = None if encodings.labels is None else encodings.labels[group]
-            first = self.mapping(scores, labels, streams=own).to(seen)
+            name = f"{runtime.name}-mapping-{group}"
+            kept = runtime.store.load(name) if runtime.store else None
+            if kept is None:
+                scores = compare(train_similarity(public, visible, settings, streams=own), visible(seen))
+                labels = None if encodings.labels is None else encodings.labels[group]
+                kept = {_MAPPING: self.mapping(scores, labels, streams=own)}
+                if runtime.store:
+                    runtime.store.save(name, kept)
+            first = kept[_MAPPING].to(seen)
             weights.append(
                 refine(first, seen.flatten(1), k=self.k, flipped=flipped, rounds=self.refinements, runtime=runtime)
             )
