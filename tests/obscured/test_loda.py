@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.attacks import LodaAware
+from gradveil.attacks import InvertingGradients, LodaAware
 from gradveil.attacks._decode_stationarity import condition, stationarity
 from gradveil.attacks._decoders.decode_loda import DecodeLoda
 from gradveil.attacks._decoding import Encodings
@@ -351,7 +351,7 @@ def test_the_adaptive_attack_finds_the_private_image_where_the_condition_determi
     convolution.weight.data = torch.tensor([1.0, 0.5]).double().view(2, 1, 1, 1)
     features, hidden = LayerFeatures(nn.Sequential(convolution), ("0",)), 0.3 + 0.4 * private(3)
     # Any x' that is stationary for x with c = w gives x back; without noise x' = x is such a point for every w.
-    decoder = DecodeLoda(weight=0.25, steps=300, lr=0.2, norm="squared", start="grey")
+    decoder = DecodeLoda(weight=0.25, steps=300, lr=0.2, norm="squared")
     found = decoder(aligned(hidden, features), streams=Streams(purpose="attack"))
     torch.testing.assert_close(found.images[0], hidden, atol=1e-3, rtol=0)
     assert float(found.objective) < 1e-5
@@ -416,6 +416,20 @@ def test_matching_through_the_objective_finds_the_private_image_behind_the_obscu
     assert error < 0.1 * float((obscured - truth).square().mean())
     with pytest.raises(KnowledgeError, match="needs the extractor of a known defense"):
         LodaAware(first=1)(dataclasses.replace(observation, auxiliary=Auxiliary()), streams=Streams())
+
+
+def test_the_search_for_both_images_starts_from_the_recovered_one_and_from_grey() -> None:
+    defense, model = Loda(steps=2), build("lenet", input_shape=(1, 8, 8), num_classes=10, seed=4).double()
+    batch = Batch(private(2)[:, None], DIGITS.train.labels[:2, None])
+    granted = Knowledge.DEFENSES | Knowledge.LABELS
+    seen = observe(batch, model, F.cross_entropy, defenses=[defense], knowledge=granted)
+    still = LodaAware(first=9, steps=1, lr=1e-12)(seen, streams=Streams(seed=0))
+    recovered = InvertingGradients(steps=9, tv=LodaAware().tv)(seen, streams=Streams(seed=0)).inputs
+    assert still.protected is not None
+    torch.testing.assert_close(still.protected, recovered, rtol=0, atol=1e-9)
+    torch.testing.assert_close(still.inputs, torch.full_like(recovered, 0.5), rtol=0, atol=1e-9)
+    own = condition(recovered[:, 0], recovered[:, 0], defense.features(batch.inputs[:, 0]), weight=20.0)
+    assert float(own.abs().max()) == 0
 
 
 def test_who_knows_the_defense_has_its_extractor_and_its_weight() -> None:

@@ -23,8 +23,9 @@ from gradveil.types import Card, Knowledge, Observation, Paper, Reconstruction
 class LodaAware(Attack):
     """Search for the obscured and the private image together: one must explain the update, the other the first.
 
-    The obscured image is recovered by gradient matching first. From there both move: the gradient of the obscured one
-    is to point where the update does, and it is to be stationary for the private one under the defense's objective.
+    The obscured image is recovered by gradient matching first. From that one both move: the gradient of the obscured
+    image is to point where the update does, and it is to be stationary for the private one under the defense's
+    objective. The private image starts grey, since the obscured one meets its own condition and would not be left.
     LODA's own adaptive attack takes the recovered image for exact; here a private image that no obscured one near it
     explains moves the recovered image too.
 

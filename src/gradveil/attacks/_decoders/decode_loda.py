@@ -21,14 +21,14 @@ class DecodeLoda(Decoder):
     """Take an obscured image x' for a stationary point of LODA's objective, and solve that condition for the private x.
 
     Minimizes ‖J(x')ᵀ(g(x') - g(x)) - w·(x' - x)‖² over x in [0, 1] (Eq. 6), every image on its own. The extractor g is
-    public, and its layers are those of the defense. Keeps the best iterate by that objective.
+    public, and its layers are those of the defense. Keeps the best iterate by that objective. Starts grey: the obscured
+    image meets its own condition, and a search from there would stay.
 
     Args:
         weight: w; the paper searches 0, 1, 5, 10 and 20 and takes 1, its program has 5, the condition itself has c.
         steps: of gradient descent; the paper searches 50, 100, 200 and 400.
         lr: its step size.
         norm: `squared` as the paper writes it, or `plain` as in its program, whose step size is the default.
-        start: `grey`, or the obscured `encoding` itself.
         optimizer: plain `descent`, or `adam`.
     """
 
@@ -52,7 +52,6 @@ class DecodeLoda(Decoder):
     steps: int = 100
     lr: float = 0.01
     norm: Literal["squared", "plain"] = "plain"
-    start: Literal["grey", "encoding"] = "grey"
     optimizer: Literal["descent", "adam"] = "descent"
 
     def __post_init__(self) -> None:
@@ -71,12 +70,11 @@ class DecodeLoda(Decoder):
             squares = stationarity(values[0], obscured, extractor, weight=self.weight).square().flatten(1).sum(1)
             return squares if self.norm == "squared" else squares.clamp_min(1e-24).sqrt()
 
-        start = obscured if self.start == "encoding" else torch.full_like(obscured, 0.5)
         bounds = torch.zeros_like(obscured[:1, :1, :1, :1]), torch.ones_like(obscured[:1, :1, :1, :1])
         optimizer: Optimizer = SGD(lr=self.lr, momentum=0.0) if self.optimizer == "descent" else Adam(lr=self.lr)
         found = minimize(
             objective,
-            [Variable(start=start, low=bounds[0], high=bounds[1])],
+            [Variable(start=torch.full_like(obscured, 0.5), low=bounds[0], high=bounds[1])],
             optimizer=optimizer,
             steps=self.steps,
             runtime=runtime,
