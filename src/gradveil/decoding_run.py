@@ -8,8 +8,10 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from gradveil._decoder_search import DecoderTrial, loda_settings, search_decoder
 from gradveil._networks import prepare
 from gradveil.attacks import Decoder, decoders
+from gradveil.attacks._decoders.decode_loda import DecodeLoda
 from gradveil.attacks._decoders.decode_mixing import DecodeMixing
 from gradveil.attacks._decoders.decode_oracle import DecodeOracle
 from gradveil.auditing import Judging
@@ -17,7 +19,7 @@ from gradveil.client import Client
 from gradveil.decoding import Decoded, audit_decoding
 from gradveil.defenses import Defense, InstaHide, Loda, Mixup
 from gradveil.engine import Runtime
-from gradveil.errors import SpecError
+from gradveil.errors import KnowledgeError, SpecError
 from gradveil.grid import Settings, draw, load_material
 from gradveil.obscuring import mark_of
 from gradveil.record import Identification, Run, Scores, about_this_run
@@ -39,12 +41,14 @@ class DecodingSpec:
         decoder: such as `decode-mixing:images=20,k=4`.
         rounds: how often every group is encoded.
         recovered: let the attack recover the encodings from gradients; else the decoder is given the true ones.
+        search: choose weight and steps of `decode-loda` on public images that the adversary obscures itself.
     """
 
     audit: AuditSpec
     decoder: str = "decode-mixing"
     rounds: int = 1
     recovered: bool = False
+    search: bool = False
 
     def __post_init__(self) -> None:
         self.build_decoder()
@@ -53,6 +57,8 @@ class DecodingSpec:
                 raise SpecError(f"one decoding takes one of {name}, got {len(getattr(self.audit, name))}; run it twice")
         if self.rounds < 1:
             raise SpecError(f"rounds must be at least 1, got {self.rounds}")
+        if self.search and not isinstance(self.build_decoder(), DecodeLoda):
+            raise SpecError(f"only decode-loda is searched for, got '{self.decoder}'; leave out the search")
         _check_fit(self.build_decoder(), self.cell().build_defenses(), images=self.audit.batch_size)
 
     def build_decoder(self) -> Decoder:
@@ -117,6 +123,8 @@ class DecodingRecord:
         labels: (V, P) class of each private image.
         run: date, timings, device, versions.
         extractor: hash of the weights of LODA's extractor; empty without one.
+        search: settings of the decoder that were tried on public images, and how they did.
+        chosen: the setting that did best; empty without a search.
         format: of this file.
     """
 
@@ -129,6 +137,8 @@ class DecodingRecord:
     labels: list[list[int]]
     run: Run
     extractor: str = ""
+    search: list[dict[str, Any]] = field(default_factory=list)
+    chosen: str = ""
     format: int = field(default=1)
 
 
@@ -157,26 +167,46 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
         pool=material.pool,
     )
     batch, knowledge = draw(audit, material.dataset).to(place), parse_knowledge(audit.knowledge)
+    auxiliary = _with_extractor(material.public, client, batch, knowledge)
+    runtime = Runtime(precision=audit.precision, chunk=settings.chunk, progress=settings.progress, store=unfinished)
+    decoder, trials = _searched(spec, client, auxiliary, runtime)
     result = audit_decoding(
         batch,
         client,
-        decoder=spec.build_decoder(),
+        decoder=decoder,
         attack=cell.build_attack() if spec.recovered else None,
         rounds=spec.rounds,
         knowledge=knowledge,
-        auxiliary=_with_extractor(material.public, client, batch, knowledge),
+        auxiliary=auxiliary,
         judging=Judging(metrics=build_metrics(audit), reference=material.reference, decoys=audit.decoys),
         seed=audit.seed,
-        runtime=Runtime(precision=audit.precision, chunk=settings.chunk, progress=settings.progress, store=unfinished),
+        runtime=runtime,
     )
     made = to_record(result, spec, batch)
+    if trials:
+        made = replace(made, search=[asdict(trial) for trial in trials], chosen=decoders.describe(decoder))
     write_atomically(folder / FILE, json.dumps(asdict(made), indent=1).encode())
     unfinished.clear()
     return result
 
 
+def _searched(
+    spec: DecodingSpec, client: Client, auxiliary: Auxiliary | None, runtime: Runtime
+) -> tuple[Decoder, tuple[DecoderTrial, ...]]:
+    """Choose the settings of the decoder as its adversary would, if the spec asks for it."""
+    decoder, known = spec.build_decoder(), parse_knowledge(spec.audit.knowledge)
+    if not spec.search or not isinstance(decoder, DecodeLoda):
+        return decoder, ()
+    obscuring = [defense for defense in client.data_defenses if isinstance(defense, Loda)]
+    if not obscuring or Knowledge.DEFENSES not in known:
+        raise KnowledgeError("the search obscures public images as the client's loda does; name it, and grant defenses")
+    settings = loda_settings(decoder, c=obscuring[-1].descent.c)
+    return search_decoder(settings, client, auxiliary or Auxiliary(), seed=spec.audit.seed, runtime=runtime)
+
+
 def _spec_of(spec: DecodingSpec) -> dict[str, Any]:
-    return {**spec.audit.to_dict(), "decoding": {"decoder": spec.decoder, "rounds": spec.rounds}}
+    searched = {"search": True} if spec.search else {}
+    return {**spec.audit.to_dict(), "decoding": {"decoder": spec.decoder, "rounds": spec.rounds, **searched}}
 
 
 def to_record(result: Decoded, spec: DecodingSpec, batch: Batch) -> DecodingRecord:

@@ -131,6 +131,25 @@ def test_obscured_images_are_decoded_with_the_extractor_of_a_known_defense(insid
     assert "needs the extractor of the defense" in refused.stderr.replace("\n", " ")
 
 
+def test_weight_and_steps_of_the_adaptive_attack_are_searched_on_public_images(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil._decoder_search.WEIGHTS", (0.0, 1.0))
+    monkeypatch.setattr("gradveil._decoder_search.STEPS", (1, 2))
+    line = "decode out --defense loda:steps=2,c=7 --decoder decode-loda:lr=0.1 --images 2 --rounds 1 --device cpu"
+    result = gradveil_(f"{line} --search --quiet --redact")
+    assert result.exit_code == 0, result.output
+    made = json.loads((inside / "out/decoding.json").read_text())
+    tried = [f"decode-loda:weight={w},steps={s},lr=0.1" for w in (0, 1, 7) for s in (1, 2)]
+    assert [trial["decoder"].replace("loda:steps", "loda:weight=1,steps") for trial in made["search"]] == tried
+    best = min(made["search"], key=lambda trial: (trial["rank"], -trial["psnr"]))
+    assert made["chosen"] == best["decoder"]
+    assert made["chosen"] in result.stdout
+    assert made["spec"]["decoding"] == {"decoder": "decode-loda:lr=0.1", "rounds": 1, "search": True}
+    refused = gradveil_(f"{line.replace('out', 'new')} --search --quiet --knowledge auxiliary")
+    assert (refused.exit_code, "grant defenses" in " ".join(refused.stderr.split())) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -138,6 +157,7 @@ def test_obscured_images_are_decoded_with_the_extractor_of_a_known_defense(insid
         ("train generator g.safetensors --settings epochs=0", "epochs must be at least 1"),
         ("train extractor e.safetensors --dataset digits --settings epoch=1", "did you mean epochs"),
         ("decode out --decoder decode-mixin", "did you mean decode-mixing"),
+        ("decode out --search", "only decode-loda is searched for, got 'decode-mixing"),
         ("decode out --rounds 0", "rounds must be at least 1"),
         ("obscure images out --defense mixup", "images are obscured by loda, got 'mixup'"),
         ("obscure weights out --defense loda --settings lr=0", "lr must be above 0"),

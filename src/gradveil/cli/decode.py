@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from gradveil import obscuring
+from gradveil.attacks import decoders
 from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
 from gradveil.cli.obscure import write_picture
@@ -36,6 +37,7 @@ def command(
     seed: Annotated[int, typer.Option()] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="where data sets lie; else GRADVEIL_DATA")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda; a GPU if there is one")] = None,
+    search: Annotated[bool, typer.Option("--search", help="weight and steps of decode-loda, on public images")] = False,
     redact: Annotated[bool, typer.Option("--redact", help="keep no private pictures")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the record")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress bar")] = False,
@@ -47,7 +49,9 @@ def command(
         "adaptive": False, **({"attacks": attack} if attack else {}),
     }  # fmt: skip
     decoder = fitting_decoder(decoder, defense, images=images)
-    wanted = DecodingSpec(audit=spec_from({"audit": table}), decoder=decoder, rounds=rounds, recovered=bool(attack))
+    wanted = DecodingSpec(
+        audit=spec_from({"audit": table}), decoder=decoder, rounds=rounds, recovered=bool(attack), search=search
+    )
     with progress_bar(quiet=quiet or as_json) as bar:
         settings = Settings(data_dir=data_dir, device=chosen_device(device), progress=bar)
         result = run_decoding(wanted, out, settings=settings)
@@ -70,6 +74,7 @@ def _show(result: Decoded, out: Path) -> None:
         first = sum(rank < 0.5 for row in found.ranks for rank in row)
         total = sum(map(len, found.ranks))
         output.print(f"{view}: {first} of {total} nearest among {found.decoys} decoys", highlight=False)
+    output.print(f"decoder: {decoders.describe(result.decoder)}", markup=False, highlight=False, soft_wrap=True)
     if result.oracle:
         output.print("an upper bound: this decoder was told what no adversary knows")
     output.print(f"record: {out / FILE}", markup=False, highlight=False, soft_wrap=True)
