@@ -330,6 +330,8 @@ def test_says_what_is_wrong() -> None:
         Loda(extractor=Extractor("flat", nn.Flatten())).features(private())
     with pytest.raises(ValueError, match="lr above 0"):
         Loda(lr=0)
+    with pytest.raises(DataError, match=r"layer '6' takes no images of \(1, 9, 9\) .*; name layers before it"):
+        LayerFeatures(network(), ("0", "6")).outputs(torch.zeros(2, 1, 9, 9).double())
     with pytest.raises(ValueError, match="every private image needs"):
         sheet(private(2), private(3))
 

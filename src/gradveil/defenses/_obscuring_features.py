@@ -59,6 +59,10 @@ class LayerFeatures(nn.Module):
             self.model(images)
         except _AllSeenError:
             pass
+        except RuntimeError as error:
+            if "shape" not in str(error):
+                raise
+            raise self._misfit(images, seen, error) from error
         finally:
             for handle in handles:
                 handle.remove()
@@ -66,6 +70,12 @@ class LayerFeatures(nn.Module):
         if missing:
             raise UnsupportedModelError(f"layer '{missing[0]}' did not run on these images; name a layer that does")
         return tuple(seen[layer] for layer in self.layers)
+
+    def _misfit(self, images: Tensor, seen: dict[str, Tensor], error: RuntimeError) -> DataError:
+        """Say which layer did not come; networks with linear layers often take images of one size alone."""
+        layer = next(name for name in self.layers if name not in seen)
+        came, reason = tuple(images.shape[1:]), str(error).partition("\n")[0]
+        return DataError(f"layer '{layer}' takes no images of {came} ({reason}); name layers before it")
 
     def _hook(self, layer: str, seen: dict[str, Tensor]) -> Any:
         module = self.model.get_submodule(layer.removesuffix(INPUT))
