@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -82,6 +83,16 @@ def content_hash(*contents: str | Tensor) -> str:
         summary.update(len(taken).to_bytes(8, "little"))
         summary.update(taken)
     return summary.hexdigest()
+
+
+def number_of(digest: str) -> Tensor:
+    """Return a hash as a number that a store of tensors can keep, () int64.
+
+    Example:
+        >>> number_of("ff" * 16).item()
+        -1
+    """
+    return torch.tensor(int.from_bytes(bytes.fromhex(digest)[:8], "little", signed=True))
 
 
 def _bytes(tensor: Tensor) -> bytes:

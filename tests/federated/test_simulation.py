@@ -241,6 +241,18 @@ def test_a_store_of_another_federation_is_refused(tmp_path: Path) -> None:
         run(replace(SMALL, server_lr=0.5), store=TensorFolder(tmp_path))
 
 
+@pytest.mark.parametrize("field", ["images", "labels", "sensitive"])
+def test_a_store_of_clients_with_other_samples_is_refused(field: str, tmp_path: Path) -> None:
+    clients = private()
+    federate(network(), clients, settings=SMALL, store=TensorFolder(tmp_path))
+    first, size = clients[0], len(clients[0])
+    marks = torch.arange(size) > 2
+    changed = {"images": first.images.flip(0), "labels": first.labels.flip(0), "sensitive": marks}[field]
+    others = [replace(first, **{field: changed}), *clients[1:]]
+    with pytest.raises(FederationError, match="other settings"):
+        federate(network(), others, settings=SMALL, store=TensorFolder(tmp_path))
+
+
 def test_private_state_is_for_the_owner_alone(tmp_path: Path) -> None:
     run(SMALL, defenses=(SPN(bits=4),), store=TensorFolder(tmp_path))
     (file,) = tmp_path.iterdir()

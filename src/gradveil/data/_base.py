@@ -52,6 +52,10 @@ class Split:
         images = self.images if indices is None else self.images[torch.as_tensor(indices, dtype=torch.int64)]
         return images.to(dtype).div_(255)
 
+    def contents(self) -> tuple[Tensor, ...]:
+        """Return everything that a training depends on, to tell one split from another."""
+        return (self.images, self.labels, *(() if self.sensitive is None else (self.sensitive,)))
+
     def select(self, indices: Sequence[int] | Tensor) -> Self:
         """Keep some images, in the order of the indices."""
         kept = torch.as_tensor(indices, dtype=torch.int64)

@@ -1,6 +1,5 @@
 """The state of a federation as tensors that a store can keep."""
 
-import hashlib
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ from gradveil.federated._rounds import Standing
 from gradveil.federated._weights import Weights
 from gradveil.federated.history import Round, StoredRounds
 from gradveil.federated.settings import FederationError
+from gradveil.storage import content_hash, number_of
 from gradveil.types import State
 
 _PARAMETERS, _BUFFERS, _PUBLISHED, _KEPT = "parameters/", "buffers/", "published/", "kept/"
@@ -20,13 +20,9 @@ def identify(site: Site, sent: nn.Module) -> Tensor:
     """Return a number that differs between federations whose rounds would differ; more rounds may be added later."""
     settings = replace(site.settings, rounds=1)
     shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in sent.state_dict().items()]
-    held = [
-        (len(split), split.labels.tolist(), None if split.sensitive is None else split.sensitive.tolist())
-        for split in site.splits.values()
-    ]
-    text = repr((settings, site.client.defenses, shapes, held))
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return torch.tensor(int.from_bytes(digest, "little", signed=True))
+    sizes = [len(split) for split in site.splits.values()]
+    held = [tensor for split in site.splits.values() for tensor in split.contents()]
+    return number_of(content_hash(repr((settings, site.client.defenses, shapes, sizes)), *held))
 
 
 def to_tensors(standing: Standing, rounds: tuple[Round, ...], *, identity: Tensor, clients: int) -> dict[str, Tensor]:

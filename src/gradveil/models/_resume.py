@@ -11,7 +11,7 @@ from gradveil.data import Split
 from gradveil.defenses import Defense
 from gradveil.errors import GradVeilError
 from gradveil.models._recipe import Training
-from gradveil.storage import content_hash
+from gradveil.storage import content_hash, number_of
 from gradveil.types import State
 
 _NETWORK, _OPTIMIZER, _KEPT = "network.", "optimizer.", "kept."
@@ -104,9 +104,7 @@ class Run:
 def identify(training: Training, *, defenses: Sequence[Defense], network: nn.Module, split: Split) -> Tensor:
     """Return a number that differs between trainings of different settings, defenses, layers or samples."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()]
-    marks = () if split.sensitive is None else (split.sensitive,)
-    digest = content_hash(repr((training, list(defenses), shapes)), split.images, split.labels, *marks)
-    return torch.tensor(int.from_bytes(bytes.fromhex(digest)[:8], "little", signed=True))
+    return number_of(content_hash(repr((training, list(defenses), shapes)), *split.contents()))
 
 
 def _optimizer_state(saved: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from gradveil.engine.runtime import silent
 from gradveil.errors import RecordError
 from gradveil.models import build, checkpoints
 from gradveil.models.training import PRESETS, Training, train
-from gradveil.storage import TensorFolder
+from gradveil.storage import TensorFolder, content_hash
 from gradveil.streams import Streams
 
 SEMI_TRAINING = replace(PRESETS["conservative"], epochs=50)
@@ -95,11 +95,7 @@ def known_as(dataset: Dataset) -> str:
     """Return the name of a data set; of somebody's own images, which share a name with others, also what they are."""
     if not dataset.name.startswith("folder"):
         return dataset.name
-    digest = hashlib.sha256(repr(dataset.input_shape).encode())
-    for split in (dataset.train, dataset.test):
-        digest.update(split.images.contiguous().numpy().tobytes())
-        digest.update(split.labels.contiguous().numpy().tobytes())
-    return f"{dataset.name}, {digest.hexdigest()[:12]}"
+    return f"{dataset.name}, {content_hash(*dataset.train.contents(), *dataset.test.contents())[:12]}"
 
 
 def tenth(split: Split, *, seed: int) -> Split:

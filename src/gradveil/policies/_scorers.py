@@ -1,7 +1,6 @@
 """All scores of many policies at once."""
 
 import contextlib
-import hashlib
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from gradveil.policies._undoing import margin_over_grey, share_undone
 from gradveil.policies.result import Origin, ScoredPolicy, ranked
 from gradveil.policies.scores import Score
 from gradveil.policies.settings import SearchSettings
+from gradveil.storage import content_hash
 from gradveil.streams import Streams
 from gradveil.transforms import NO_POLICY, Hybrid, Policy
 
@@ -127,10 +127,7 @@ class Scorers:
         """Tell apart semi-trained networks and images, wherever they are scored."""
         own = [self.privacy.material, self.accuracy.material]
         tensors = [*self.network.state_dict().values(), *(each for one in own for each in (one.images, one.labels))]
-        digest = hashlib.sha256()
-        for tensor in tensors:
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return content_hash(*tensors)[:16]
 
     def score(
         self, policies: Sequence[Policy], origin: Origin, scored: Sequence[ScoredPolicy] = ()
