@@ -26,7 +26,7 @@ MOST = 32
 
 def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, dataset: Dataset) -> Record:
     """Write an audit down."""
-    guess = result.guess
+    guess, marks = result.guess, result.step.evidence.batch.sensitive
     return Record(
         spec=_spec(spec, cell),
         status="done",
@@ -40,6 +40,7 @@ def to_record(result: Audit, spec: AuditSpec, cell: Cell, prepared: Prepared, da
         identification=dict(result.identification),
         labels=result.labels.tolist(),
         classes=list(dataset.classes),
+        sensitive=[] if marks is None else marks.tolist(),
         ratios={name: ratio.double().tolist() for name, ratio in result.ratios.items()},
         regions=dict(regions(result.ratios)),
         run=about_this_run(seconds=result.seconds, chunk=guess.chunk, device=result.step.observation.device),

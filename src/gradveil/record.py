@@ -183,6 +183,7 @@ class Record:
         identification: by view: pixels, blurred, ...
         labels: (V, B) class of each private image, and names of the classes.
         classes: their names.
+        sensitive: (V, B), which private images the client marked; empty where nobody marked any.
         ratios: ||gradient|| / ||perturbation|| of the update, by parameter name, (V,) each; empty without perturbation.
         regions: green, white or red by layer, where the ratio of the median victim lies.
         run: date, timings, device, versions.
@@ -204,6 +205,7 @@ class Record:
     identification: dict[str, Identification]
     labels: list[list[int]]
     classes: list[str] = field(default_factory=list)
+    sensitive: list[list[bool]] = field(default_factory=list)
     ratios: dict[str, list[float]] = field(default_factory=dict)
     regions: dict[str, str] = field(default_factory=dict)
     run: Run

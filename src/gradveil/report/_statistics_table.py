@@ -49,7 +49,10 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
         limit = threshold(first.threshold, unit=first.unit, higher_is_better=first.higher_is_better)
         table.add_row("", Text(first.title, style="bold"), first.unit, "", "", limit)
         for row in having:
-            table.add_row(Text(called.get(row.number, str(row.number))), *_line(row.metrics[name], row))
+            label = called.get(row.number, str(row.number))
+            table.add_row(Text(label), *_line(row.metrics[name], row))
+            if row.marked:
+                table.add_row(Text(f"{label}, marked"), *_line(row.marked.metrics[name], row.marked))
         table.add_section()
     return table
 

@@ -42,6 +42,8 @@ def to_rich(rows: Sequence[Row]) -> Table:
     for row in rows:
         attack = _informed(row) if alone else _attack(row)
         table.add_row(*_cell(row, attack if shared else f"{attack}\n{row.model}, {row.state}"))
+        if row.marked:
+            table.add_row("", "marked samples alone", *_cell(row.marked, "")[2:])
     table.add_section()
     for line in null_lines(rows):
         table.add_row(*_null(line, len(rows)), style="dim")

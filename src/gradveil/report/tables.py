@@ -8,6 +8,7 @@ import numpy as np
 
 from gradveil.metrics import Summary, Verdict, bootstrap_interval, summary
 from gradveil.record import Record, Scores
+from gradveil.report._marked import marked_alone
 from gradveil.report._verdicts import success, verdict
 
 SUCCESS: Mapping[str, float] = MappingProxyType(
@@ -91,6 +92,7 @@ class Row:
         regions: green, white or red by layer.
         verdict: None for a failed cell, and where nothing was scored that could decide.
         error: why the cell failed, on one line; empty if it is done.
+        marked: the same of the samples that the client marked as sensitive alone; None where all or none are.
     """
 
     number: int
@@ -112,6 +114,7 @@ class Row:
     regions: Mapping[str, str]
     verdict: Verdict | None
     error: str
+    marked: "Row | None"
 
     @property
     def defense(self) -> str:
@@ -186,6 +189,7 @@ def _severity(row: Row) -> tuple[bool, float, float]:
 def _row(number: int, record: Record) -> Row:
     outcome, network = record.outcome, record.network
     done = record.status == "done"
+    alone = marked_alone(record) if done else None
     return Row(
         number=number,
         title=record.title,
@@ -206,6 +210,7 @@ def _row(number: int, record: Record) -> Row:
         regions=record.regions,
         verdict=verdict(record) if done else None,
         error="" if done else _one_line(record.error) or "unknown error",
+        marked=None if alone is None else _row(number, alone),
     )
 
 
