@@ -33,6 +33,8 @@ SPEC = """
 clients = 2
 [small]
 clients = 3
+[paper]
+clients = 4
 [parts.first]
 kind = "federation"
 [parts.first.federation]
@@ -86,6 +88,20 @@ def test_nothing_is_not_kept_and_what_was_kept_stays(artefact: Artefact, tmp_pat
     with pytest.raises(SpecError, match="holds no number of tiny in size small; run it first"):
         keep(artefact, "small", tmp_path / "run")
     assert result.read_text() == "kept before"
+
+
+def test_a_fuller_result_of_another_size_stays(artefact: Artefact, tmp_path: Path) -> None:
+    reproduce(artefact, "small", tmp_path / "small", means=MEANS)
+    kept = keep(artefact, "small", tmp_path / "small").read_text()
+    reproduce(artefact, "paper", tmp_path / "paper", means=MEANS, parts=["first"])
+    with pytest.raises(
+        SpecError, match="of the 2 numbers in the kept small result of tiny, this paper run lacks 1; run"
+    ):
+        keep(artefact, "paper", tmp_path / "paper")
+    assert (artefact.folder / "result.json").read_text() == kept
+    reproduce(artefact, "paper", tmp_path / "paper", means=MEANS, parts=["second"])
+    keep(artefact, "paper", tmp_path / "paper")
+    assert json.loads((artefact.folder / "result.json").read_text())["size"] == "paper"
 
 
 @pytest.mark.parametrize("means", [{"adopted": (Path("nowhere"),)}, {"checkpoints": Path("nowhere")}])

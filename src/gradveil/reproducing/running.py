@@ -175,6 +175,7 @@ def keep(artefact: Artefact, size: Size, out: Path) -> Path:
     place, plan = artefact.folder / "records" / size, read_plan(artefact.folder / "spec.toml", size, out=out)
     if not to_result(artefact, plan, out)["values"]:
         raise SpecError(f"{out} holds no number of {artefact.name} in size {size}; run it first")
+    _refuse_fewer(artefact, size, to_result(artefact, plan, out))
     for file in _behind(artefact, plan, out):
         target = place / file.relative_to(out)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +186,19 @@ def keep(artefact: Artefact, size: Size, out: Path) -> Path:
         value["records"] = [f"records/{size}/{name}" for name in value["records"]]
     write_atomically(artefact.folder / RESULT, json.dumps(result, indent=1, allow_nan=False).encode() + b"\n")
     return artefact.folder / RESULT
+
+
+def _refuse_fewer(artefact: Artefact, size: Size, result: Mapping[str, Any]) -> None:
+    """Let no run take the place of a kept one of another size that has numbers which it lacks."""
+    kept = artefact.result()
+    if kept is None or kept["size"] == size:
+        return
+    there, here = ({(value["row"], value["column"]) for value in one["values"]} for one in (kept, result))
+    if there - here:
+        raise SpecError(
+            f"of the {len(there)} numbers in the kept {kept['size']} result of {artefact.name}, this {size} run lacks "
+            f"{len(there - here)}; run the other parts too, or remove {artefact.folder / RESULT}"
+        )
 
 
 def _behind(artefact: Artefact, plan: Plan, out: Path) -> list[Path]:
