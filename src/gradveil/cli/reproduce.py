@@ -29,6 +29,7 @@ from gradveil.reproducing import (
     find_experiments,
     keep,
     reproduce,
+    take_kept,
 )
 from gradveil.spec import Cell
 
@@ -40,6 +41,7 @@ def command(
     checkpoints: Annotated[Path | None, typer.Option(help="folder of networks trained before")] = None,
     adopt: Annotated[list[Path] | None, typer.Option(help="take over audits of this folder that fit; repeat")] = None,
     kept: Annotated[bool, typer.Option("--keep", help="make the run the result in the experiments folder")] = False,
+    going_on: Annotated[bool, typer.Option("--from-kept", help="begin with kept records, run the others")] = False,
     show: Annotated[bool, typer.Option("--show", help="show the kept result; nothing is run")] = False,
     listed: Annotated[bool, typer.Option("--list", help="show every table and figure with its state")] = False,
     experiments: Annotated[Path | None, typer.Option(help="folder of the experiments; else ./experiments")] = None,
@@ -66,6 +68,8 @@ def command(
     with progress_bar(quiet=silent) as bar:
         settings = replace(settings, progress=bar, announce=None if silent else _announce)
         means = Means(settings=settings, checkpoints=checkpoints, adopted=tuple(adopt or ()), say=_say)
+        if going_on:
+            _say(f"{take_kept(artefact, chosen, folder)} kept records taken over")
         lines = reproduce(artefact, chosen, folder, means=means, parts=part or ())
     _show(artefact, chosen, lines, folder, as_json=as_json)
     if not as_json:

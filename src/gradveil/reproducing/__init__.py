@@ -2,8 +2,9 @@
 
 from gradveil.reproducing._kinds import Means
 from gradveil.reproducing.artefacts import Artefact, Expected, catalogue, find_artefact, find_experiments
+from gradveil.reproducing.keeping import keep, take_kept
 from gradveil.reproducing.plans import SIZES, Plan, Size, read_plan
-from gradveil.reproducing.running import Line, audits_behind, compare, keep, reproduce, to_result
+from gradveil.reproducing.running import Line, audits_behind, compare, reproduce, to_result
 
 __all__ = [
     "SIZES",
@@ -21,5 +22,6 @@ __all__ = [
     "keep",
     "read_plan",
     "reproduce",
+    "take_kept",
     "to_result",
 ]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gradveil import record
-from gradveil.errors import SpecError, unknown_name
+from gradveil.errors import unknown_name
 from gradveil.record import Record
 from gradveil.reproducing import (
     _audits,
@@ -22,13 +21,13 @@ from gradveil.reproducing import (
     _tradeoffs,
     _trainings,
 )
+from gradveil.reproducing._claiming import claim
 from gradveil.reproducing._kinds import Kind, Means
 from gradveil.reproducing.artefacts import RESULT, Artefact
 from gradveil.reproducing.measuring import Interval, Measurement
 from gradveil.reproducing.plans import Plan, Size, Wanted, read_plan
 from gradveil.storage import write_atomically
 
-_SIZE_FILE = "size"
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "audit": Kind(_audits.run, _audits.measure),
@@ -91,25 +90,12 @@ def reproduce(
     for part in plan.parts:
         if part.kind not in KINDS:
             raise unknown_name("kind of experiment", part.kind, KINDS)
-    _claim(out, size)
+    claim(out, size)
     for part in (part for part in plan.parts if not parts or part.name in parts):
         KINDS[part.kind].run(part, out / part.name, means)
     result = to_result(artefact, plan, out)
     write_atomically(out / RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
     return compare(artefact, result)
-
-
-def _claim(out: Path, size: Size) -> None:
-    """Make a folder one of runs in this size, which tables may share, or refuse if it is one of another size."""
-    _refuse_other(out, size)
-    write_atomically(out / _SIZE_FILE, size.encode())
-
-
-def _refuse_other(out: Path, size: Size) -> None:
-    file = out / _SIZE_FILE
-    held = file.read_text(encoding="utf-8").strip() if file.exists() else size
-    if held != size:
-        raise SpecError(f"{out} holds a {held} run; name a new folder with --out, or remove it")
 
 
 def _sharing(means: Means, out: Path) -> Means:
@@ -159,61 +145,6 @@ def compare(artefact: Artefact, result: Mapping[str, Any]) -> list[Line]:
             )
         )
     return lines
-
-
-def keep(artefact: Artefact, size: Size, out: Path) -> Path:
-    """Copy the records of a run, without pictures and networks, beside the artefact, and make them its result.
-
-    Args:
-        artefact: from the catalogue.
-        size: small or paper; a smoke run says nothing about a paper.
-        out: run folder.
-    """
-    if size == "smoke":
-        raise SpecError("a smoke run is no result of a paper's table; keep a small or a paper run")
-    _refuse_other(out, size)
-    place, plan = artefact.folder / "records" / size, read_plan(artefact.folder / "spec.toml", size, out=out)
-    if not to_result(artefact, plan, out)["values"]:
-        raise SpecError(f"{out} holds no number of {artefact.name} in size {size}; run it first")
-    _refuse_fewer(artefact, size, to_result(artefact, plan, out))
-    for file in _behind(artefact, plan, out):
-        target = place / file.relative_to(out)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target)
-        _without_pictures(target)
-    result = to_result(artefact, plan, place)
-    for value in result["values"]:
-        value["records"] = [f"records/{size}/{name}" for name in value["records"]]
-    write_atomically(artefact.folder / RESULT, json.dumps(result, indent=1, allow_nan=False).encode() + b"\n")
-    return artefact.folder / RESULT
-
-
-def _refuse_fewer(artefact: Artefact, size: Size, result: Mapping[str, Any]) -> None:
-    """Let no run take the place of a kept one of another size that has numbers which it lacks."""
-    kept = artefact.result()
-    if kept is None or kept["size"] == size:
-        return
-    there, here = ({(value["row"], value["column"]) for value in one["values"]} for one in (kept, result))
-    if there - here:
-        raise SpecError(
-            f"of the {len(there)} numbers in the kept {kept['size']} result of {artefact.name}, this {size} run lacks "
-            f"{len(there - here)}; run the other parts too, or remove {artefact.folder / RESULT}"
-        )
-
-
-def _behind(artefact: Artefact, plan: Plan, out: Path) -> list[Path]:
-    """List the records that numbers were read off, and all of parts that only others rest on, such as federations."""
-    read = {out / name for value in to_result(artefact, plan, out)["values"] for name in value["records"]}
-    unread = {part.name for part in plan.parts} - {wanted.part for wanted in plan.wanted}
-    below = [file for name in unread for file in (out / name).rglob("*.json") if "unfinished" not in file.parts]
-    return sorted({*read, *below})
-
-
-def _without_pictures(file: Path) -> None:
-    """Say in the copy of an audit's record that its pictures were left out."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if isinstance(content, dict) and content.get("images"):
-        write_atomically(file, json.dumps({**content, "images": ""}, indent=1, allow_nan=False).encode())
 
 
 def _entry(wanted: Wanted, found: Measurement, folder: Path) -> dict[str, Any]:
