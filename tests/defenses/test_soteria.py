@@ -5,10 +5,14 @@ import pytest
 import torch
 from defended import VICTIMS, network, private, protected, update_of
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from gradveil.client import Client, step
 from gradveil.defenses import Soteria
+from gradveil.engine._memory import peak
 from gradveil.errors import UnknownNameError, UnsupportedModelError
-from gradveil.types import LocalTraining
+from gradveil.streams import Streams
+from gradveil.types import Batch, LocalTraining
 
 
 def literal_mask(model: nn.Sequential, images: Tensor, before: int, *, percent: float, signed: bool) -> Tensor:
@@ -74,3 +78,17 @@ def test_refuses_a_layer_that_is_not_there_or_not_trained() -> None:
         protected([Soteria()], model=model)
     with pytest.raises(UnsupportedModelError, match=r"nn\.Linear"):
         protected([Soteria()], model=nn.Sequential(nn.Conv2d(1, 4, 6), nn.Flatten()).double())
+
+
+def test_memory_is_that_of_the_rows_at_once_not_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    convolutions = (nn.Conv2d(1, 16, 3), nn.Tanh(), nn.Conv2d(16, 40, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    client = Client(
+        model=nn.Sequential(*convolutions, nn.Linear(40, 4)), loss=F.cross_entropy, defenses=(Soteria(fraction=0.4),)
+    )
+    batch, streams = Batch(torch.rand(1, 2, 1, 16, 16), torch.zeros(1, 2).long()), Streams(purpose="client").bind(1)
+
+    def taken(rows: int) -> int:
+        monkeypatch.setattr("gradveil.defenses.soteria._ROWS", rows)
+        return peak(lambda: step(batch, client, streams=streams), torch.device("cpu"))
+
+    assert taken(2) < 0.3 * taken(40)

@@ -113,7 +113,8 @@ def _sensitivity(network: StackedNetwork, inputs: Tensor, path: str) -> tuple[Te
     def of_victim(own: State, images: Tensor) -> Tensor:
         return features(network.model, own, images, path=path)
 
-    with _evaluating(network.model):
+    # Without it, pulling back would keep what a second derivative needs, of every row.
+    with _evaluating(network.model), torch.no_grad():
         pulled = vjp(lambda images: vmap(of_victim)(state, images), inputs)
         representation, pull = pulled[0], pulled[1]
         rows = torch.eye(representation.shape[-1], dtype=inputs.dtype, device=inputs.device)
