@@ -25,6 +25,7 @@ from gradveil.federated._participants import Site
 from gradveil.federated._privacy import guarantee, statistics_leave
 from gradveil.federated._resume import identify, restore, to_tensors
 from gradveil.federated._rounds import Outcome, Standing, central_round, decentralized_round, sequential_round
+from gradveil.federated._stacking import usual_runtime
 from gradveil.federated._weights import Weights
 from gradveil.federated.history import History, Log, Round, log_nothing
 from gradveil.federated.settings import Federation
@@ -33,8 +34,6 @@ from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Knowledge, LossFn
 
 _NAME = "federation"
-_SMALL = 1_000_000
-_AT_ONCE = {"cpu": 10, "cuda": 64}
 _RoundFunction: TypeAlias = Callable[[Site, int, Sequence[int], Standing, Watch], Outcome]
 _ROUNDS: dict[str, _RoundFunction] = {
     "fedavg": central_round,
@@ -97,7 +96,8 @@ def federate(
     base = copy.deepcopy(model).to(device or next(model.parameters(), torch.zeros(())).device)
     settings = _with_rounds(settings or Federation(), rounds)
     client = Client(model=base, loss=loss, defenses=tuple(defenses), mode=settings.mode, pool=pool)
-    splits, runtime = dict(enumerate(clients)), runtime or _usual_runtime(base)
+    splits = dict(enumerate(clients))
+    runtime = runtime or usual_runtime(base, clients, batch_size=settings.batch_size)
     site = Site(
         client=client, splits=splits, settings=settings, knowledge=knowledge, auxiliary=auxiliary, runtime=runtime
     )
@@ -170,13 +170,6 @@ def _epsilon(site: Site, rounds: Sequence[Round]) -> float | None:
     settings, defenses = site.settings, site.client.defenses
     found = [guarantee(defenses, settings, rounds=n, held=held, delta=settings.delta) for n, held in worst]
     return max((one.epsilon for one in found if one is not None), default=None)
-
-
-def _usual_runtime(model: nn.Module) -> Runtime:
-    """Measure how many clients fit, unless some small networks do anyway: measuring in every round takes longer."""
-    like = next(model.parameters(), torch.zeros(()))
-    small = sum(tensor.numel() for tensor in model.parameters()) < _SMALL
-    return Runtime(precision="float32", chunk=_AT_ONCE.get(like.device.type) if small else None)
 
 
 def _with_rounds(settings: Federation, rounds: int | None) -> Federation:
