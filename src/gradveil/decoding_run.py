@@ -153,8 +153,9 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
         settings: device, data folder, progress.
     """
     settings, audit, cell = settings or Settings(), spec.audit, spec.cell()
-    refuse_another(folder / FILE, {"spec": _spec_of(spec), "extractor": mark_of(cell.build_defenses())})
-    unfinished = TensorFolder(folder / "unfinished")
+    mark = mark_of(cell.build_defenses())
+    refuse_another(folder / FILE, {"spec": _spec_of(spec), "extractor": mark})
+    unfinished = TensorFolder(folder / "unfinished", mark)
     place = settings.place()
     material = load_material(audit, settings)
     prepared = prepare(audit, cell, material.dataset, folder=folder, settings=settings)

@@ -171,14 +171,14 @@ def _run_cell(spec: AuditSpec, cell: Cell, material: Material, folder: Path, set
         deterministic=spec.deterministic,
         chunk=settings.chunk,
         progress=settings.progress,
-        store=TensorFolder(place / "unfinished"),
         save_every=settings.save_every,
     )
     try:
         began = time.monotonic()
         prepared = prepare(spec, cell, material.dataset, folder=folder, settings=settings)
         seconds = {"model": time.monotonic() - began}
-        runtime = replace(runtime, threads=threads_for(prepared.model, settings.place()))
+        store = TensorFolder(place / "unfinished", mark_of(cell.build_defenses()))
+        runtime = replace(runtime, store=store, threads=threads_for(prepared.model, settings.place()))
         with runtime.numerics():
             result = _audit(spec, cell, material, prepared, runtime, settings.place())
         result = replace(result, seconds={**seconds, **result.seconds})

@@ -106,9 +106,11 @@ class TensorFolder:
 
     Args:
         path: of the folder; it is made when the first state is saved.
+        mark: of what the states depend on beside their names; those of another mark are not seen.
     """
 
     path: Path
+    mark: str = ""
 
     def load(self, name: str) -> dict[str, Tensor] | None:
         """Return what was saved under a name, None if nothing was or it cannot be read."""
@@ -131,4 +133,4 @@ class TensorFolder:
             self.path.rmdir()
 
     def _file(self, name: str) -> Path:
-        return self.path / f"{name.replace('/', '_')}.safetensors"
+        return self.path / f"{self.mark[:8]}{name.replace('/', '_')}.safetensors"

@@ -1,6 +1,7 @@
 """Records know a feature extractor by its weights too: what lies at its path may change."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,23 @@ def test_an_audit_does_not_take_over_a_cell_of_another_extractor(first: str) -> 
         run_audit(spec, Path("run"), settings=SETTINGS)
     (cell,) = Path("run/cells").iterdir()
     assert record.read(cell) == made
+
+
+def test_an_interrupted_attack_does_not_go_on_under_another_extractor() -> None:
+    table = {"models": "mlp:hidden=4", "states": "untrained", "victims": 1, "defenses": LODA, "adaptive": False}
+    spec = spec_from({"audit": {**table, "attacks": "inverting-gradients:steps=60", "decoys": 5, "null_victims": 0}})
+
+    def interrupt(name: str, done: int, total: int) -> None:
+        if done > 55:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_audit(spec, Path("run"), settings=replace(SETTINGS, progress=interrupt, save_every=0.0))
+    assert len([*Path("run").glob("cells/*/unfinished/*")]) == 1
+    put(1)
+    found, expected = (run_audit(spec, Path(folder), settings=SETTINGS)[0].scores for folder in ("run", "fresh"))
+    assert found == expected
+    assert not [*Path("run").glob("cells/*/unfinished")]
 
 
 def test_a_reproduction_does_not_take_over_parts_of_another_extractor(first: str) -> None:

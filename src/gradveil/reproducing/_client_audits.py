@@ -20,6 +20,7 @@ from gradveil.data import Dataset
 from gradveil.engine import Runtime
 from gradveil.errors import SpecError
 from gradveil.grid import claim, draw, finished
+from gradveil.obscuring import mark_of
 from gradveil.record import Record
 from gradveil.reproducing._audits import to_spec
 from gradveil.reproducing._kinds import Means
@@ -93,7 +94,7 @@ def _run_cell(
         deterministic=spec.deterministic,
         chunk=settings.chunk,
         progress=settings.progress,
-        store=TensorFolder(folder / "cells" / cell.name / "unfinished"),
+        store=TensorFolder(folder / "cells" / cell.name / "unfinished", mark_of(cell.build_defenses())),
         save_every=settings.save_every,
         threads=threads_for(prepared.model, place),
     )

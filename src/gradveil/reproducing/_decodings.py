@@ -149,7 +149,7 @@ def _decode(spec: dict[str, Any], defenses: str, dataset: Dataset, place: Path, 
         precision=spec["precision"],
         chunk=settings.chunk,
         progress=settings.progress,
-        store=TensorFolder(place / "unfinished"),
+        store=TensorFolder(place / "unfinished", mark_of(build_defenses(defenses))),
     )
     client, made, encodings = _encoded(spec, defenses, dataset, means)
     judge = _Judge(made, _decoys(spec, dataset).to(made.batch.inputs))
