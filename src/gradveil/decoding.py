@@ -121,7 +121,7 @@ def judge_decoding(
     """Bring decoded images into the order of the private ones, and score them beside the null lines."""
     truth, reference = made.batch.inputs, judging.reference
     nulls = _null_guesses(decoder, made, encodings, reference=reference, seed=seed, runtime=runtime)
-    guess = _in_order(decoding.images, truth)
+    guess = in_order(decoding.images, truth, decoder=decoder)
     given, true = made.unit(encodings.images), made.unit(made.protected.inputs)
     return Decoded(
         decoder=decoder,
@@ -139,6 +139,18 @@ def judge_decoding(
             streams=Streams(seed=seed, purpose="null").bind(len(truth)),
         ),
     )
+
+
+def in_order(images: Tensor, truth: Tensor, *, decoder: Decoder) -> Tensor:
+    """Put decoded images in the order of the private ones (V, P, C, H, W).
+
+    Who is in which mixture is what a decoder of mixtures finds out, and its images have no order. Where every encoding
+    is one private image, or the decoder is told whose each is, the order is known: looking for a better one would find
+    resemblance that nobody decoded. Of several encodings of one image the first counts.
+    """
+    if decoder.joint and not decoder.oracle:
+        return arrange(images, align(images, truth)).to(truth)
+    return images[:, : truth.shape[1]].to(truth)
 
 
 @dataclass(slots=True)
@@ -170,7 +182,7 @@ def _null_guesses(
     streams = Streams(seed=seed, purpose="null").bind(len(truth))
     nulls = reference.null_guesses(truth, classes, draws=1, streams=streams)
     decoded = _noise_decoded(decoder, encodings, seed=seed, runtime=runtime)
-    return nulls if decoded is None else {**nulls, "random-encodings": _in_order(decoded, truth[:1])}
+    return nulls if decoded is None else {**nulls, "random-encodings": in_order(decoded, truth[:1], decoder=decoder)}
 
 
 def _noise_decoded(decoder: Decoder, encodings: Encodings, *, seed: int, runtime: Runtime) -> Tensor | None:
@@ -188,8 +200,3 @@ def _noise_decoded(decoder: Decoder, encodings: Encodings, *, seed: int, runtime
     except DataError:
         return None  # noise need not fall into as many clusters as there are images
     return found.images
-
-
-def _in_order(guess: Tensor, truth: Tensor) -> Tensor:
-    """Put decoded images in the order of the private ones; a decoder knows none."""
-    return arrange(guess, align(guess, truth)).to(truth)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gradveil import Reference
 from gradveil._encoded import EncodedSet, encode, known_encodings
-from gradveil.attacks import Attack, Decoder, InvertingGradients, decoders
+from gradveil.attacks import Attack, Decoder, Decoding, Encodings, InvertingGradients, decoders
 from gradveil.attacks._decode_range import in_own_range, stretched
 from gradveil.auditing import Judging
 from gradveil.client import Client, step
@@ -196,6 +196,25 @@ def test_obscured_images_are_decoded_with_their_extractor() -> None:
     )
     assert not result.oracle
     assert result.guess.shape == private().inputs.shape
+
+
+@pytest.mark.parametrize(("together", "rounds"), [(False, 1), (False, 3), (True, 1)])
+def test_only_images_of_no_known_order_are_brought_into_the_best_one(together: bool, rounds: int) -> None:
+    @final
+    class Swapped(Decoder):
+        paper: ClassVar[Paper] = Paper("", "", 2020, "")
+        joint: ClassVar[bool] = together
+
+        @override
+        def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
+            first = encodings.images[:, :6].flip(1)
+            others = encodings.images[:, 6:]
+            return Decoding(images=torch.cat([first, others], 1), objective=torch.zeros(len(first)))
+
+    result = decoded(Mixup(k=1), Swapped(), rounds=rounds)
+    wanted = private().inputs if together else private().inputs.flip(1)
+    torch.testing.assert_close(result.guess, wanted)
+    assert (mean_psnr(result) > 40) == together
 
 
 @pytest.mark.parametrize("name", decoders.names())

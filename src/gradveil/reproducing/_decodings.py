@@ -13,13 +13,14 @@ from torch import Tensor
 from gradveil import data
 from gradveil._encoded import EncodedSet, encode, known_encodings, recover
 from gradveil._scoring import numbers
-from gradveil.attacks import Encodings, attacks, decoders
+from gradveil.attacks import Decoder, Encodings, attacks, decoders
 from gradveil.client import Client
 from gradveil.data import Dataset, Split
+from gradveil.decoding import in_order
 from gradveil.defenses import Loda
 from gradveil.engine import Runtime, normalized
 from gradveil.errors import DataError, RecordError, SpecError
-from gradveil.metrics import PSNR, SSIM, Metric, align, arrange, correlation, draw_decoys, identify
+from gradveil.metrics import PSNR, SSIM, Metric, correlation, draw_decoys, identify
 from gradveil.models import build as build_model
 from gradveil.obscuring import mark_of
 from gradveil.record import Run, about_this_run
@@ -203,7 +204,8 @@ def _second_stage(
     decoded, failures = {}, {}
     for text in spec["decoders"]:
         try:
-            decoded[text] = judge.decoded(_images(text, encodings, seed=spec["seed"], runtime=runtime))
+            images = _images(text, encodings, seed=spec["seed"], runtime=runtime)
+            decoded[text] = judge.decoded(images, build(decoders, text))
         except DataError as error:
             failures[text] = str(error)
     return decoded, failures
@@ -235,10 +237,10 @@ class _Judge:
         heaviest = seen.origin.gather(2, seen.weights.argmax(2, keepdim=True)).squeeze(2)
         return self._scores(encodings.images.clamp(0, 1), self.made.batch.inputs[0, heaviest[0]][None])
 
-    def decoded(self, images: Tensor) -> dict[str, list[float]]:
+    def decoded(self, images: Tensor, decoder: Decoder) -> dict[str, list[float]]:
         """Score decoded images, in the order of the private ones, against them."""
         truth = self.made.batch.inputs
-        return self._scores(arrange(images, align(images, truth)).to(truth), truth)
+        return self._scores(in_order(images, truth, decoder=decoder), truth)
 
     def _scores(self, guess: Tensor, truth: Tensor) -> dict[str, list[float]]:
         found = {name: numbers(metric(guess, truth))[0] for name, metric in _METRICS.items()}
