@@ -1,6 +1,7 @@
 import errno
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_a_file_that_cannot_be_read_counts_as_none(content: bytes, tmp_path: Pat
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
     assert folder.load("state") is None
+
+
+def test_several_may_clear_one_folder_at_once(tmp_path: Path) -> None:
+    folder = TensorFolder(tmp_path / "states")
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            for number in range(8):
+                folder.save(f"state-{number}", {"a": torch.ones(1)})
+            list(pool.map(lambda _: folder.clear(), range(4)))
+    assert not folder.path.exists()
 
 
 def test_clearing_removes_states_and_an_empty_folder_alone(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Files that are whole or not there: everything is written beside its place and then moved into it."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -126,10 +127,11 @@ class TensorFolder:
         write_atomically(self._file(name), save_tensors(content), private=True)
 
     def clear(self) -> None:
-        """Remove all states and the folder."""
-        for file in self.path.glob("*.safetensors"):
-            file.unlink()
-        if self.path.exists() and not any(self.path.iterdir()):
+        """Remove all states, and the folder if nothing else is in it; another process may do so at the same time."""
+        with contextlib.suppress(FileNotFoundError):
+            for file in self.path.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is something else in it, or it is gone
             self.path.rmdir()
 
     def _file(self, name: str) -> Path:
