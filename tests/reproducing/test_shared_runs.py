@@ -25,6 +25,7 @@ from gradveil.reproducing import (
     reproduce,
 )
 from gradveil.reproducing._kinds import matches
+from gradveil.reproducing.measuring import of_share
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import spec_from
 
@@ -185,6 +186,21 @@ def test_true_encodings_go_to_several_decoders_and_each_has_its_own_number(tmp_p
     assert taken(tmp_path, "psnr.recovered.mean") is None
     (file,) = tmp_path.rglob(_decodings.FILE)
     assert _decodings.read(file).oracles == chosen[:1]
+
+
+def test_a_share_of_images_that_are_found_first_is_not_sure_because_all_are_alike(tmp_path: Path) -> None:
+    _decodings.run(decoding(attack="", decoders=["decode-oracle:flipped=no"]), tmp_path, MEANS)
+    wanted = Wanted(row="", column="", part="part", take="first.decoded.mean", match={"defenses": "mixup:*"})
+    found = _decodings.measure(tmp_path, wanted)
+    assert found is not None
+    assert found.value == 1
+    assert found.interval is not None
+    assert found.interval[0] == pytest.approx(0.5655, abs=1e-3), "Wilson, 5 of 5"
+    spec = spec_from(tables(models=["mlp:hidden=8"], states=["untrained"], batch_size=1, victims=5))
+    run_audit(spec, tmp_path / "audit", settings=MEANS.settings)
+    audited = _audits.measure(tmp_path / "audit", replace(wanted, take="first.private.mean", match={}))
+    assert audited is not None
+    assert audited.interval == of_share(audited.value, 5)
 
 
 def test_a_decoder_that_finds_nothing_is_written_down_and_the_others_stay(tmp_path: Path) -> None:

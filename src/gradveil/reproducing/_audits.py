@@ -13,7 +13,7 @@ from gradveil.grid import run_audit
 from gradveil.record import Record
 from gradveil.reproducing._adopting import adopt
 from gradveil.reproducing._kinds import Means, matches
-from gradveil.reproducing.measuring import Measurement, of_mean
+from gradveil.reproducing.measuring import Measurement, of_mean, of_shares
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import AuditSpec, spec_from
 
@@ -65,7 +65,9 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
         statistic = wanted.take.split(".")[2]
         per_record = [_statistic(values, statistic) for values in scores]
         single = scores[0].mean(1).tolist() if len(scores) == 1 else per_record
-        interval = of_mean(single) if statistic == "mean" else None
+        found_first = wanted.take.startswith("first.") and len(scores) == 1
+        over = of_shares(scores[0].ravel().tolist()) if found_first else of_mean(single)
+        interval = over if statistic == "mean" else None
     return Measurement(
         value=float(np.mean(per_record)),
         interval=interval,

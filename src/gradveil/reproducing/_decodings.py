@@ -25,7 +25,7 @@ from gradveil.models import build as build_model
 from gradveil.obscuring import mark_of
 from gradveil.record import Run, about_this_run
 from gradveil.reproducing._kinds import Means, matches, slug
-from gradveil.reproducing.measuring import Measurement, of_mean
+from gradveil.reproducing.measuring import Measurement, of_mean, of_shares
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import build, build_defenses
 from gradveil.storage import TensorFolder, refuse_another, write_atomically
@@ -101,10 +101,11 @@ def measure(folder: Path, wanted: Wanted) -> Measurement | None:
         if found is None:
             continue
         values, statistic = found.values, wanted.take.rpartition(".")[2]
+        interval = of_shares if wanted.take.startswith("first.") else of_mean
         summaries = {"mean": float(np.mean(values)), "max": max(values), "std": _deviation(values)}
         return Measurement(
             value=summaries[statistic],
-            interval=of_mean(values) if statistic == "mean" else None,
+            interval=interval(values) if statistic == "mean" else None,
             records=(file,),
             seed=made.seed,
             device=made.run.device,

@@ -65,6 +65,16 @@ def of_share(share: float, count: int) -> Interval:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
+def of_shares(cases: Sequence[float]) -> Interval:
+    """Return the interval of Wilson for cases that are 0 or 1; resampling would be sure of cases that are all alike.
+
+    Example:
+        >>> [round(bound, 3) for bound in of_shares([0.0] * 10)]
+        [0.0, 0.278]
+    """
+    return of_share(float(np.mean(cases)), len(cases))
+
+
 def of_mean(values: Sequence[float]) -> Interval | None:
     """Return the bootstrap interval of a mean; None for fewer than two values.
 
