@@ -66,9 +66,9 @@ def run_extractor(part: Part, folder: Path, means: Means) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     known = means.checkpoint(part)
     if known is not None:
-        shutil.copyfile(known, file)
         if training_record.beside(known).exists():
             shutil.copyfile(training_record.beside(known), training_record.beside(file))
+        write_atomically(file, known.read_bytes())  # last: what has an extractor is finished
         return
     trained = train_extractor(
         data.load(table["dataset"], means.settings.data_dir),
