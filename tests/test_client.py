@@ -1,6 +1,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -157,6 +158,8 @@ def with_value(value: float) -> Batch:
 
 LABELS = torch.zeros(VICTIMS, SIZE, dtype=torch.long)
 WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
+    "an array": (lambda: changed(inputs=private().inputs.numpy()), "inputs must be a tensor, got ndarray"),  # type: ignore[arg-type]
+    "a list of labels": (lambda: changed(labels=LABELS.tolist()), "labels must be a tensor, got list"),  # type: ignore[arg-type]
     "four axes": (lambda: changed(inputs=torch.zeros(VICTIMS, 2, 4, 4)), "inputs must be (victims, batch, channels"),
     "no victims": (lambda: Batch(torch.zeros(0, SIZE, 2, 4, 4), LABELS[:0]), "got shape (0, 5, 2, 4, 4)"),
     "no samples": (lambda: Batch(torch.zeros(VICTIMS, 0, 2, 4, 4), LABELS[:, :0]), "got shape (3, 0, 2, 4, 4)"),
@@ -206,6 +209,50 @@ def test_a_wrong_batch_is_one_sentence(make: Callable[[], Batch], message: str) 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert model.training
+
+
+class Returning(nn.Module):
+    """Gives the scores of a network away in another form."""
+
+    def __init__(self, form: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.inner, self.form = network(), form
+
+    def forward(self, inputs: Tensor) -> object:
+        return self.form(self.inner(inputs))
+
+
+OTHER_FORMS: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "tuple": (lambda scores: (scores, scores), "got tuple for 5 inputs"),
+    "dict": (lambda scores: {"logits": scores}, "got dict for 5 inputs"),
+    "no axis of classes": (lambda scores: scores[:, 0], "got shape (5,) for 5 inputs"),
+    "one row": (lambda scores: scores.mean(0, keepdim=True), "got shape (1, 4) for 5 inputs"),
+}
+
+
+@pytest.mark.parametrize(("form", "message"), OTHER_FORMS.values(), ids=OTHER_FORMS.keys())
+def test_a_model_that_returns_something_else_is_one_sentence(form: Callable[[Tensor], object], message: str) -> None:
+    with pytest.raises(DataError, match="the model must return one tensor") as caught:
+        observe(private(), Returning(form), F.cross_entropy)
+    assert message in str(caught.value)
+
+
+def test_a_network_of_one_output_is_told_to_give_one_per_class() -> None:
+    with pytest.raises(DataError, match="one output per class"):
+        observe(private(), Returning(lambda scores: scores[:, :1]), F.cross_entropy)
+
+
+LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
+    "one per sample": (lambda outputs, labels: F.cross_entropy(outputs, labels, reduction="none"), "got shape (5,)"),
+    "a float": (lambda outputs, labels: F.cross_entropy(outputs, labels).item(), "got float"),
+}
+
+
+@pytest.mark.parametrize(("loss", "message"), LOSSES.values(), ids=LOSSES.keys())
+def test_a_loss_that_is_not_one_number_is_one_sentence(loss: Callable[..., Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="the loss must return a tensor of one number") as caught:
+        observe(private(), network(), loss)
+    assert message in str(caught.value)
 
 
 def test_a_right_batch_passes() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil._local import Trained, local_update
+from gradveil._outputs import outputs_of, see_that_labels_fit
 from gradveil.defenses import (
     DataDefense,
     Defense,
@@ -21,7 +22,6 @@ from gradveil.defenses import (
     check_combination,
 )
 from gradveil.engine import Runtime, find_normalization, trainable
-from gradveil.engine.runtime import is_out_of_memory
 from gradveil.errors import DataError, UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import (
@@ -218,6 +218,9 @@ def observe(
 def check(batch: Batch) -> None:
     """Refuse a batch of the wrong shape, format or range, in one sentence."""
     inputs, labels = batch.inputs, batch.labels
+    for name, given in (("inputs", inputs), ("labels", labels)):
+        if not isinstance(given, Tensor):
+            raise DataError(f"{name} must be a tensor, got {type(given).__name__}; torch.as_tensor makes one")
     if inputs.ndim != 5 or 0 in inputs.shape:
         raise DataError(f"inputs must be (victims, batch, channels, height, width), got shape {tuple(inputs.shape)}")
     if not inputs.dtype.is_floating_point:
@@ -343,38 +346,20 @@ def _with_soft_labels(batch: Batch, client: Client) -> Batch:
     """Turn class labels into soft ones of as many entries as the model has outputs."""
     if batch.labels.ndim == 3:
         return batch
-    classes = int(_try(sent_model(client), batch.inputs[0, :1]).shape[-1])
-    if int(batch.labels.max()) >= classes:
-        raise DataError(f"labels must be below the model's {classes} outputs, got {int(batch.labels.max())}")
+    classes = int(outputs_of(sent_model(client), batch.inputs[0, :1]).shape[-1])
+    see_that_labels_fit(batch.labels, classes)
     soft = torch.nn.functional.one_hot(batch.labels, classes).to(batch.inputs.dtype)
     return replace(batch, labels=soft)
 
 
 def _num_classes(model: nn.Module, data: Protected) -> int:
     """Ask the model for the number of its outputs, and see that the labels fit."""
-    classes = int(_try(model, data.inputs[0, :_FEW]).shape[-1])
-    if data.labels.ndim == 2 and int(data.labels.max()) >= classes:
-        raise DataError(f"labels must be below the model's {classes} outputs, got {int(data.labels.max())}")
+    classes = int(outputs_of(model, data.inputs[0, :_FEW]).shape[-1])
+    if data.labels.ndim == 2:
+        see_that_labels_fit(data.labels, classes)
     if data.labels.ndim == 3 and data.labels.shape[2] != classes:
         raise DataError(f"soft labels must hold the model's {classes} outputs, got {data.labels.shape[2]}")
     return classes
-
-
-def _try(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Run the model once on (B, C, H, W), in eval mode, and leave its modes as they were."""
-    training = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            outputs: Tensor = model.eval()(inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if is_out_of_memory(error):
-            raise
-        came = f"{tuple(inputs.shape)} of {inputs.dtype} on {inputs.device}"
-        raise DataError(f"the model does not take inputs {came}: {str(error).splitlines()[0]}") from error
-    finally:
-        for module, was in training.items():
-            module.training = was
-    return outputs
 
 
 def _times_batch(loss: LossFn) -> LossFn:

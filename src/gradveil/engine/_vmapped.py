@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from gradveil.engine._norms import NormMode
-from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.evaluation import Evaluation, one_loss
 from gradveil.engine.runtime import Precision, is_out_of_memory
 from gradveil.errors import UnsupportedModelError
 from gradveil.types import LossFn, Mode, State
@@ -58,7 +58,7 @@ class VmappedGradients:
         norms = NormMode({id(tensor): name for name, tensor in own.items()})
         with norms, autocast(self._precision, inputs):
             outputs = functional_call(self._model, {**parameters, **frozen, **own}, (inputs,))
-        loss = self._loss(outputs.to(inputs.dtype), labels)
+        loss = one_loss(self._loss(outputs.to(inputs.dtype), labels))
         return loss, (loss, outputs.to(inputs.dtype), moved_buffers(own, norms.updated, self._mode))
 
 

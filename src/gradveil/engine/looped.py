@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from gradveil.engine._norms import NormMode
 from gradveil.engine._vmapped import autocast, module_mode, moved_buffers, without_fast_attention
-from gradveil.engine.evaluation import Evaluation
+from gradveil.engine.evaluation import Evaluation, one_loss
 from gradveil.engine.gradients import GradientFunction, Trial
 from gradveil.engine.runtime import Precision, is_out_of_memory
 from gradveil.errors import UnsupportedModelError
@@ -87,7 +87,7 @@ class LoopedGradients:
         with _refusing(), _drawing_from(self._seed, inputs.device):
             with norms, autocast(self._precision, inputs):
                 outputs = functional_call(self._model, {**parameters, **leaves, **own}, (inputs,)).to(inputs.dtype)
-            loss = self._loss(outputs, labels)
+            loss = one_loss(self._loss(outputs, labels))
             gradients = torch.autograd.grad(
                 loss, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
             )
