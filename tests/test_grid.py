@@ -71,6 +71,10 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def beside_networks(folder: Path) -> set[str]:
+    return {name for name in files(folder) if not name.startswith("models/")}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of an uninterrupted run of the grid."""
@@ -111,6 +115,19 @@ def test_a_network_is_trained_once_and_its_record_says_what_the_accuracy_is_of(w
     assert len(list((whole / "models").iterdir())) == 1
     assert defended.ratios
     assert not trained.ratios
+
+
+def test_the_accuracy_of_an_untrained_network_is_measured_once(tmp_path: Path) -> None:
+    spec = replace(TINY, defenses=("none", "sign"), states=("untrained",))
+    plain, signed = run(replace(spec, models=("mlp:hidden=16",)), tmp_path)[:2]
+    (file,) = (tmp_path / "models").iterdir()
+    assert float(file.read_text()) == plain.network.accuracy == signed.network.accuracy
+    file.write_text("0.75")
+    assert run(spec, tmp_path / "b", networks=tmp_path / "models")[0].network.accuracy == 0.75
+    other = run(replace(spec, model_seed=1), tmp_path / "c", networks=tmp_path / "models")[0].network.accuracy
+    assert other == run(replace(spec, model_seed=1), tmp_path / "d")[0].network.accuracy
+    file.write_text("half of a nu")
+    assert run(spec, tmp_path / "e", networks=tmp_path / "models")[0].network.accuracy == plain.network.accuracy
 
 
 def test_training_with_the_defense_makes_a_network_of_its_own(tmp_path: Path) -> None:
@@ -286,7 +303,7 @@ def test_a_redacted_run_keeps_no_picture_and_the_same_numbers(tmp_path: Path) ->
     assert bare.images == ""
     assert numbers([replace(made, images="")]) == numbers([bare])
     place = f"cells/{TINY.cells()[0].name}"
-    assert files(tmp_path / "redacted") == {"spec.toml", f"{place}/record.json"}
+    assert beside_networks(tmp_path / "redacted") == {"spec.toml", f"{place}/record.json"}
 
 
 def test_redacting_a_finished_run_removes_its_pictures(tmp_path: Path) -> None:
@@ -294,7 +311,7 @@ def test_redacting_a_finished_run_removes_its_pictures(tmp_path: Path) -> None:
     TensorFolder(tmp_path / "cells" / TINY.cells()[0].name / "unfinished").save("attack", {"guess": torch.ones(1)})
     (made,) = run(TINY, tmp_path, redact=True)
     assert made.images == ""
-    assert files(tmp_path) == {"spec.toml", f"cells/{TINY.cells()[0].name}/record.json"}
+    assert beside_networks(tmp_path) == {"spec.toml", f"cells/{TINY.cells()[0].name}/record.json"}
     assert record.read(tmp_path / "cells" / TINY.cells()[0].name).images == ""
 
 

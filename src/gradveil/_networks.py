@@ -21,7 +21,7 @@ from gradveil.models import build, checkpoints
 from gradveil.models.training import evaluate, train
 from gradveil.record import Network
 from gradveil.spec import build_defenses
-from gradveil.storage import TensorFolder, cannot_write
+from gradveil.storage import TensorFolder, cannot_write, content_hash, write_atomically
 
 if TYPE_CHECKING:
     from gradveil.data import Dataset
@@ -74,15 +74,28 @@ def prepare(spec: AuditSpec, cell: Cell, dataset: Dataset, *, folder: Path, sett
     device = settings.place()
     plain = build(cell.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec.model_seed)
     model = normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain
-    model = model.to(device).eval()
+    model, kept = model.to(device).eval(), settings.networks or folder / "models"
     if cell.state.startswith("checkpoint:"):
-        return _stored(Path(cell.state.partition(":")[2]).expanduser(), dataset, model)
+        return _stored(Path(cell.state.partition(":")[2]).expanduser(), dataset, model, kept)
     if cell.state == "untrained":
-        return Prepared(model=model, accuracy=evaluate(model, dataset.test), accuracy_of="the untrained network")
+        return Prepared(model=model, accuracy=_accuracy(model, dataset, kept), accuracy_of="the untrained network")
     return _trained(spec, cell, dataset, model, folder=folder, settings=settings)
 
 
-def _stored(path: Path, dataset: Dataset, model: nn.Module) -> Prepared:
+def _accuracy(model: nn.Module, dataset: Dataset, kept: Path) -> float:
+    """Measure the accuracy of a network once for all cells that attack it, which it may take longer than they do."""
+    split, weights = dataset.test, model.state_dict()
+    made_of = content_hash(repr(model), *weights, *weights.values(), split.images, split.labels)
+    file = kept / f"accuracy-{made_of}.txt"
+    try:
+        return float(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not measured yet, or not to the end
+        accuracy = evaluate(model, split)
+    write_atomically(file, repr(accuracy).encode())
+    return accuracy
+
+
+def _stored(path: Path, dataset: Dataset, model: nn.Module, kept: Path) -> Prepared:
     """Load a checkpoint, and cite the record beside it."""
     words = checkpoints.read_about(path).get("defenses", "")
     made_with = words or "an unknown training"
@@ -91,7 +104,7 @@ def _stored(path: Path, dataset: Dataset, model: nn.Module) -> Prepared:
     cited = "" if record is None else f"; its training: {training_record.beside(path).name}"
     return Prepared(
         model=model,
-        accuracy=evaluate(model, dataset.test),
+        accuracy=_accuracy(model, dataset, kept),
         accuracy_of=f"the checkpoint ({made_with}){cited}",
         training={} if record is None else asdict(record),
     )
