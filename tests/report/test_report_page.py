@@ -95,6 +95,16 @@ def test_failed_cells_show_their_error_and_a_run_of_them_has_no_verdict() -> Non
     assert "LEAKS" in Tags(render([failed("out of memory"), make_record()], [{}, {}])).words()
 
 
+def test_the_verdict_counts_the_cells_that_were_judged_and_names_the_others() -> None:
+    words = Tags(render([failed("out of memory"), tight(), tight(), failed("no bias")], [{}] * 4)).words()
+    assert "This is the worst of 2 cells" in words
+    assert "2 further cells ended without a verdict, so what their attacks would have shown is not known" in words
+    words = Tags(render([failed("out of memory"), tight()], [{}, {}])).words()
+    assert "No leak shown by this attack:" in words
+    assert "1 further cell ended without a verdict, so what its attack would have shown is not known" in words
+    assert "without a verdict" not in Tags(render([tight()], [{}])).words()
+
+
 def test_nothing_is_fetched() -> None:
     page = render([make_record(), tight()], [make_images(), make_images()])
     tags = Tags(page)
