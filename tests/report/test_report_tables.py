@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -73,6 +74,18 @@ def test_every_statistic_stands_in_the_terminal_within_a_hundred_columns() -> No
     assert line[:5] == ["1", "15.25", f"{spread:.2f}", f"{low:.2f}–{high:.2f}", "24.00"]
     assert line[5:] == ["25.0%", "50.0%", "30.00", "75.0%", "13.00", "own", "mean", "colour"]
     assert any("≥ 20 dB" in line for line in lines)
+
+
+def test_names_of_cells_take_no_width_from_the_statistics() -> None:
+    rows, names = summarize([make_record(), make_record()]), ["Fashion-MNIST, Imprint PSNR", "Noise, DLG PSNR"]
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(statistics(rows, names=names))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]
+    assert lines[-2:] == ["1  Fashion-MNIST, Imprint PSNR", "2  Noise, DLG PSNR"]
+    first = [number for number, line in enumerate(lines) if re.match(r"1 +[\d.]", line)]
+    assert all(re.match(r"2 +[\d.]", lines[number + 1]) or re.match(r"2 +[\d.]", lines[number + 2]) for number in first)
+    assert first
 
 
 def test_the_interval_is_over_updates_and_not_over_the_samples_of_one() -> None:

@@ -30,15 +30,17 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
 
     Args:
         rows: of the cells.
-        names: of the cells, in the place of their numbers.
+        names: of the cells, listed with their numbers below the table, where they take no width from it.
 
     Example:
         >>> statistics([]).row_count
         0
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.title, table.title_justify = Text("statistics over all private images, cell by cell", style="bold"), "left"
-    called = dict(zip((row.number for row in rows), names, strict=True)) if names else {}
+    if names:
+        called = "\n".join(f"{row.number}  {name}" for row, name in zip(rows, names, strict=True))
+        table.caption, table.caption_justify, table.caption_style = Text(called), "left", ""
     table.add_column("", overflow="fold", min_width=2)
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -49,10 +51,9 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
         limit = threshold(first.threshold, unit=first.unit, higher_is_better=first.higher_is_better)
         table.add_row("", Text(first.title, style="bold"), first.unit, "", "", limit)
         for row in having:
-            label = called.get(row.number, str(row.number))
-            table.add_row(Text(label), *_line(row.metrics[name], row))
+            table.add_row(str(row.number), *_line(row.metrics[name], row))
             if row.marked:
-                table.add_row(Text(f"{label}, marked"), *_line(row.marked.metrics[name], row.marked))
+                table.add_row(Text(f"{row.number}, marked"), *_line(row.marked.metrics[name], row.marked))
         table.add_section()
     return table
 
