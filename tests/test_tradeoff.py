@@ -243,7 +243,7 @@ def test_sweeps_that_make_no_sense_are_refused() -> None:
         Mechanism(defense="gaussian-noise", field="std", values=("1", "2"), accuracies=(0.5,))
     with pytest.raises(SpecError, match="std must be at least 0"):
         Mechanism(defense="gaussian-noise", field="std", values=("-1",))
-    with pytest.raises(SpecError, match="21 participants need an update each"):
+    with pytest.raises(SpecError, match="got 20 victims; ask for more victims or fewer"):
         TradeoffSpec(mechanisms=(SWEEP,), participants=21)
     with pytest.raises(SpecError, match="leave them out"):
         TradeoffSpec(mechanisms=(SWEEP,), audit=replace(STUDY_AUDIT, defenses=("pruning",)))

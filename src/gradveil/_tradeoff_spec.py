@@ -93,8 +93,8 @@ class TradeoffSpec:
             if getattr(self, name) < least:
                 raise SpecError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.participants > self.audit.victims:
-            come = f"{self.audit.victims} victims"
-            raise SpecError(f"{self.participants} participants need an update each, got {come}; ask for fewer of them")
+            need = f"{self.participants} participants need an update each, got {self.audit.victims} victims"
+            raise SpecError(f"{need}; ask for more victims or fewer participants")
         for name in ("models", "states"):
             if len(getattr(self.audit, name)) != 1:
                 raise SpecError(f"a trade-off attacks one of {name}, got {', '.join(getattr(self.audit, name))}")
