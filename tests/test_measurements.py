@@ -1,6 +1,7 @@
 """The statistics and claims of the measurements in `benchmarks/`."""
 
 import importlib
+import itertools
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from gradveil import Batch, Runtime, Streams
 from gradveil.attacks import Generative
 from gradveil.defenses import DCS2
 from gradveil.models import generators
+from gradveil.reproducing import find_artefact, read_plan
 from gradveil.types import Auxiliary
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -100,3 +102,60 @@ def test_a_generator_is_searched_under_every_defense_without_knowing_of_it(monke
     for noise, gradient in zip(dcs2.random_like(seen[0], 0).update, seen[0].update, strict=True):
         assert torch.allclose(noise.flatten(1).norm(dim=1), gradient.flatten(1).norm(dim=1))
         assert not torch.equal(noise, gradient)
+
+
+def test_commands_run_side_by_side_each_after_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = load("side_by_side", monkeypatch)
+    order: list[str] = []
+
+    class Ended:
+        """A command that takes two looks; the one called `bad` fails."""
+
+        def __init__(self, words: list[str], **_: object) -> None:
+            self.name, self.looks = words[-1], 0
+            order.append(self.name)
+
+        def poll(self) -> int | None:
+            self.looks += 1
+            return None if self.looks < 2 else int(self.name == "bad")
+
+    monkeypatch.setattr(side.subprocess, "Popen", Ended)
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        '[jobs.a]\nrun = "a"\n[jobs.big]\nrun = "big"\nshare = 3.0\n[jobs.b]\nrun = "b"\n[jobs.bad]\nrun = "bad"\n'
+        '[jobs.never]\nrun = "never"\nafter = ["bad"]\n[jobs.lonely]\nrun = "lonely"\nalone = true\nafter = ["a"]\n'
+    )
+
+    def run() -> dict[str, str]:
+        bench = side.Bench(side.read(plan), tmp_path / "out", 2.0)
+        together = []
+        while bench.turn():
+            together.append({name for name, job in bench.jobs.items() if job.state == "running"})
+        assert all(len(names) == 1 for names in together if names & {"lonely", "big"})
+        assert {"a", "b"} in together or order[:2] != ["a", "b"]
+        return {name: job.state for name, job in bench.jobs.items()}
+
+    assert run() == {"a": "done", "big": "done", "b": "done", "bad": "failed", "never": "left", "lonely": "done"}
+    assert order[:2] == ["a", "b"]
+    order.clear()
+    assert run()["bad"] == "failed"
+    assert order == ["bad"], "what was done is not run again"
+
+
+def test_a_plan_that_waits_for_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = load("side_by_side", monkeypatch)
+    (tmp_path / "plan.toml").write_text('[jobs.a]\nrun = "a"\nafter = ["b"]\n')
+    with pytest.raises(SystemExit, match="the job a waits for b, which is not in"):
+        side.read(tmp_path / "plan.toml")
+
+
+@pytest.mark.parametrize("plan", [file.name for file in BENCHMARKS.glob("*.toml")])
+def test_plans_name_parts_and_folders_that_there_are(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for job in load("side_by_side", monkeypatch).read(BENCHMARKS / plan).values():
+        words = job.run.split()
+        if words[0] == "reproduce":
+            spec = find_artefact(BENCHMARKS.parent / "experiments", words[1]).folder / "spec.toml"
+            known = {part.name for part in read_plan(spec, "small", out=Path("runs")).parts}
+            assert {after for word, after in itertools.pairwise(words) if word == "--part"} <= known
