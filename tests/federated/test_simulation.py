@@ -229,6 +229,21 @@ def test_a_killed_federation_goes_on_to_the_same_weights(algorithm: Any, tmp_pat
     assert [replace(one, seconds=0) for one in whole.rounds] == [replace(one, seconds=0) for one in resumed.rounds]
 
 
+def test_what_a_client_keeps_holds_no_memory_of_the_others() -> None:
+    kept: list[Tensor] = []
+
+    class Looking:
+        def load(self, name: str) -> dict[str, Tensor] | None:
+            return None
+
+        def save(self, name: str, state: dict[str, Tensor]) -> None:
+            kept.extend(tensor for key, tensor in state.items() if key.startswith("kept/"))
+
+    run(SMALL, rounds=1, defenses=(PPDL(theta=0.3), SPN(bits=4)), store=Looking())
+    assert kept
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept)
+
+
 def test_more_rounds_can_be_added_later(tmp_path: Path) -> None:
     run(SMALL, store=TensorFolder(tmp_path))
     longer = run(SMALL, rounds=5, store=TensorFolder(tmp_path))

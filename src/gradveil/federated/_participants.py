@@ -202,7 +202,8 @@ def _returned(site: Site, client: int, taken: Step, row: int) -> Returned:
         samples=len(site.splits[client]),
         update={name: tensor[row] for name, tensor in zip(observation.names, observation.update, strict=True)},
         buffers={name: tensor[row] for name, tensor in taken.evidence.buffers_after.items()},
-        kept={name: tensor[row : row + 1] for name, tensor in taken.kept.items()},
+        # Copied: a part of the stack would hold all of it until the client takes part again.
+        kept={name: tensor[row : row + 1].clone() for name, tensor in taken.kept.items()},
         step=taken,
         row=row,
     )
