@@ -114,6 +114,22 @@ def test_measures_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(parts) == 120
 
 
+@pytest.mark.parametrize(("room", "probes", "size"), [(2, [1], 1), (7, [1], 3), (8, [1, 4], 4), (40, [1, 4], 20)])
+def test_a_few_are_tried_only_where_one_shows_that_they_fit(
+    room: int, probes: list[int], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "free", lambda device: room * 2**20)
+
+    class OfAMegabyte(Worker):
+        def __call__(self, victims: slice, runtime: Runtime) -> Tensor:
+            own = super().__call__(victims, runtime)
+            return torch.zeros(len(own), 2**18)
+
+    worker = OfAMegabyte(30)
+    assert in_chunks(worker, 30, device=CPU, runtime=Runtime())[1] == size
+    assert worker.probes == probes
+
+
 def test_a_small_stack_is_not_measured() -> None:
     worker = Worker(4)
     assert in_chunks(worker, 4, device=CPU, runtime=Runtime())[1] == 4

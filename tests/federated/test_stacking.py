@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gradveil.data import Split
+from gradveil.defenses import DCS2, DPSGD, Defense
 from gradveil.engine._memory import peak
 from gradveil.federated import Federation, _stacking, federate
 from gradveil.federated._stacking import usual_runtime
@@ -39,6 +40,23 @@ def test_larger_batches_leave_room_for_fewer_clients(
     assert usual_runtime(model, [split()], batch_size=batch_size).chunk == chunk
 
 
-def test_large_networks_are_measured_and_those_that_refuse_an_image_say_so_themselves() -> None:
-    assert usual_runtime(nn.Linear(1000, 1001), [split()], batch_size=4).chunk is None
+@pytest.mark.parametrize("defense", [DPSGD(), DCS2(steps=2)])
+def test_room_is_left_for_what_a_defense_holds_of_every_sample(
+    defense: Defense, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 400), nn.Tanh(), nn.Linear(400, 10))
+    settings = Federation(rounds=1, batch_size=12, local_steps=1)
+    needed = peak(lambda: federate(model, [split()], settings=settings, defenses=[defense]), CPU)
+    monkeypatch.setattr(_stacking, "free", lambda device: 4 * needed)
+    assert usual_runtime(model, [split()], batch_size=12, defenses=[defense]).chunk in {1, 2}
+    assert usual_runtime(model, [split()], batch_size=12).chunk == 10
+
+
+def test_large_networks_are_planned_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 4000), nn.Tanh(), nn.Linear(4000, 10))
+    monkeypatch.setattr(_stacking, "free", lambda device: 2 * 3 * 5 * 4 * 1_100_000)
+    assert usual_runtime(model, [split()], batch_size=4).chunk == 3
+
+
+def test_a_network_that_refuses_an_image_says_so_itself() -> None:
     assert usual_runtime(nn.Linear(7, 10), [split()], batch_size=4).chunk == 10

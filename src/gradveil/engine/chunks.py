@@ -53,16 +53,26 @@ def _run_all(run: Callable[[slice, Runtime], T], victims: int, size: int, runtim
 
 
 def _measure(run: Callable[[slice, Runtime], T], victims: int, device: torch.device, runtime: Runtime) -> int:
-    """Return how many victims fit, from the peak memory of a few."""
+    """Return how many victims fit, from the peak memory of a few; on a CPU only if one shows that these fit."""
     if victims <= _PROBE_VICTIMS:
         return victims
+    fit = victims
+    for count in (1, _PROBE_VICTIMS) if device.type == "cpu" else (_PROBE_VICTIMS,):
+        fit = _fitting(run, count, device, runtime) or victims
+        if fit < _PROBE_VICTIMS:
+            break
+    return fit
+
+
+def _fitting(run: Callable[[slice, Runtime], T], count: int, device: torch.device, runtime: Runtime) -> int | None:
+    """Return how many victims fit by the peak memory of some; None where it is not known how much there is."""
     try:
-        taken = peak(lambda: run(slice(0, _PROBE_VICTIMS), runtime.probing(_PROBE_STEPS)), device)
+        taken = peak(lambda: run(slice(0, count), runtime.probing(_PROBE_STEPS)), device)
         planned = free(device) * (_RESERVE if device.type == "cuda" else _RESERVE_OF_CPU)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return _PROBE_VICTIMS // 2
+        return max(1, count // 2)
     except OSError:
-        return victims
-    return max(1, int(planned * _PROBE_VICTIMS / max(taken, 1)))
+        return None
+    return max(1, int(planned * count / max(taken, 1)))

@@ -8,7 +8,7 @@ from torch import nn
 from gradveil.data import Split
 from gradveil.types import LossFn
 
-_AT_ONCE = 1000
+_AT_ONCE = 250
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.data import Split
+from gradveil.defenses import Defense, StepDefense
 from gradveil.engine import Runtime
 from gradveil.engine._memory import free, peak
 
@@ -15,26 +16,32 @@ _AT_ONCE = {"cpu": 10, "cuda": 64}
 _SHARE = 0.5  # of the free memory is planned with
 _PASSES = 3  # what a step takes, in units of what its forward pass leaves for the backward pass
 _COPIES = 5  # of the weights: as they were and are, gradient, momentum, update
+_COPIES_OF_A_SAMPLE = 6  # of the weights: what a defense of the step may hold for each sample
 
 
-def usual_runtime(model: nn.Module, clients: Sequence[Split], *, batch_size: int | None) -> Runtime:
-    """Let as many clients of a small network train at once as fit by what one image takes.
+def usual_runtime(
+    model: nn.Module, clients: Sequence[Split], *, batch_size: int | None, defenses: Sequence[Defense] = ()
+) -> Runtime:
+    """Let as many clients train at once as fit by what one image takes.
 
-    For a large one nothing is said, so that memory is measured; doing so in every round takes longer.
+    For a large network on a GPU nothing is said, so that memory is measured in every round, and what does not fit is
+    tried again in halves; a CPU gives no second try.
 
     Args:
         model: in the place and the number format in which it trains.
         clients: their samples.
         batch_size: of a local step; None for all samples of a client.
+        defenses: of the clients.
     """
     like = next(model.parameters(), torch.zeros(()))
-    most = _AT_ONCE.get(like.device.type)
-    if most is None or not 0 < sum(tensor.numel() for tensor in model.parameters()) < _SMALL:
+    most, numbers = _AT_ONCE.get(like.device.type), sum(tensor.numel() for tensor in model.parameters())
+    if most is None or not numbers or (numbers >= _SMALL and like.device.type != "cpu"):
         return Runtime(precision="float32")
     held = max(map(len, clients))
+    samples = min(batch_size or held, held)
+    of_samples = _COPIES_OF_A_SAMPLE * samples if any(isinstance(one, StepDefense) for one in defenses) else 0
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    images = _of_an_image(model, clients[0], like) * min(batch_size or held, held)
-    taken = _PASSES * images + _COPIES * weights
+    taken = _PASSES * _of_an_image(model, clients[0], like) * samples + (_COPIES + of_samples) * weights
     return Runtime(precision="float32", chunk=min(most, max(1, _planned(like.device) // taken)))
 
 

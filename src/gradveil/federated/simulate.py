@@ -97,7 +97,7 @@ def federate(
     settings = _with_rounds(settings or Federation(), rounds)
     client = Client(model=base, loss=loss, defenses=tuple(defenses), mode=settings.mode, pool=pool)
     splits = dict(enumerate(clients))
-    runtime = runtime or usual_runtime(base, clients, batch_size=settings.batch_size)
+    runtime = runtime or usual_runtime(base, clients, batch_size=settings.batch_size, defenses=client.defenses)
     site = Site(
         client=client, splits=splits, settings=settings, knowledge=knowledge, auxiliary=auxiliary, runtime=runtime
     )
