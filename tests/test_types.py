@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,9 @@ def test_knowledge_is_named_as_spec_files_spell_it() -> None:
     ("wrong", "message"),
     [
         ({"steps": 0, "shares": "weights"}, "steps must be at least 1, got 0"),
-        ({"lr": 0.0}, "lr must be above 0, got 0.0"),
+        ({"lr": 0.0}, "lr must be above 0 and finite, got 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0 and finite, got -1.0"),
+        ({"weight_decay": math.nan}, "weight_decay must be at least 0 and finite, got nan"),
         ({"steps": 2}, "2 local steps shares a difference or weights"),
     ],
 )

@@ -174,7 +174,9 @@ class LocalTraining:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be above 0, got {self.lr}")
+            raise ValueError(f"lr must be above 0 and finite, got {self.lr}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if self.nesterov and self.momentum == 0:

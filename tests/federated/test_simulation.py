@@ -4,6 +4,7 @@ import copy
 import csv
 import doctest
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,8 @@ def test_leaves_model_and_random_state_alone() -> None:
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"fraction": 0.0}, "fraction must be above 0"),
         ({"server_lr": -1.0}, "server_lr must be above 0"),
+        ({"server_lr": math.nan}, "server_lr must be above 0 and finite, got nan"),
+        ({"seed": -1}, "seed must be at least 0"),
         ({"algorithm": "fedprox"}, "algorithm must be one of"),
         ({"view": "neighbour"}, "must be server or aggregate"),
     ],

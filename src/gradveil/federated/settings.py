@@ -1,5 +1,6 @@
 """How a federation trains."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -74,8 +75,10 @@ class Federation:
             raise ValueError(f"fraction must be above 0 and at most 1, got {self.fraction}")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be above 0 and below 1, got {self.delta}")
-        if self.server_lr <= 0:
-            raise ValueError(f"server_lr must be above 0, got {self.server_lr}")
+        if not 0 < self.server_lr < math.inf:
+            raise ValueError(f"server_lr must be above 0 and finite, got {self.server_lr}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be at least 0 and below 2^63, got {self.seed}")
         if self.view is not None and self.view not in _VIEWS[self.algorithm]:
             known = " or ".join(_VIEWS[self.algorithm])
             raise ValueError(f"the adversary's view of {self.algorithm} must be {known}, got '{self.view}'")
