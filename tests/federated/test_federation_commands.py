@@ -89,6 +89,8 @@ def test_draws_who_holds_what_and_stops(tmp_path: Path) -> None:
         (("--settings", "algorithm=fedprox"), "must be one of fedavg"),
         (("--settings", "fraction=2"), "fraction must be above 0"),
         (("--local", "steps=3"), "follows from the federation"),
+        (("--local", "optimizer=adam", "--settings", "algorithm=fedsgd"), "so that optimizer of local training would"),
+        (("--local", "weight_decay=0.1", "--settings", "algorithm=fedsgd"), "weight_decay of local training would"),
         (("--partition", "dirichlet:-1"), "alpha must be above 0"),
     ],
 )

@@ -104,6 +104,20 @@ def build_federation(settings: str, local: str, *, rounds: int, seed: int) -> Fe
                 f"{name} follows from the federation; use --settings local_steps=...,batch_size=... instead"
             )
     try:
-        return Federation(**{"rounds": rounds, "seed": seed, **values, "local": LocalTraining(**training)})
+        built = Federation(**{"rounds": rounds, "seed": seed, **values, "local": LocalTraining(**training)})
     except ValueError as error:
         raise SpecError(str(error)) from error
+    _check_one_gradient(built)
+    return built
+
+
+def _check_one_gradient(federation: Federation) -> None:
+    """Refuse settings of local training that a shared gradient would pass by; momentum does nothing in one step."""
+    local = federation.local
+    idle = {"optimizer": local.optimizer != "sgd", "nesterov": local.nesterov, "weight_decay": local.weight_decay > 0}
+    named = [name for name, asked in idle.items() if asked]
+    if federation.algorithm == "fedsgd" and named:
+        raise SpecError(
+            f"fedsgd shares a gradient, by which the server takes a plain step, so that {named[0]} of local training "
+            "would do nothing; leave it out, or use algorithm=fedavg,local_steps=1"
+        )
