@@ -251,6 +251,12 @@ def test_more_rounds_can_be_added_later(tmp_path: Path) -> None:
     assert torch.equal(weights(longer.model), weights(run(SMALL, rounds=5).model))
 
 
+def test_a_store_of_more_rounds_is_refused(tmp_path: Path) -> None:
+    run(SMALL, store=TensorFolder(tmp_path))
+    with pytest.raises(FederationError, match="holds 3 finished rounds, but 2 are asked for"):
+        run(SMALL, rounds=2, store=TensorFolder(tmp_path))
+
+
 def test_a_store_of_another_federation_is_refused(tmp_path: Path) -> None:
     run(SMALL, store=TensorFolder(tmp_path))
     with pytest.raises(FederationError, match="other settings"):

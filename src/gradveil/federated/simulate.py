@@ -28,7 +28,7 @@ from gradveil.federated._rounds import Outcome, Standing, central_round, decentr
 from gradveil.federated._stacking import usual_runtime
 from gradveil.federated._weights import Weights
 from gradveil.federated.history import History, Log, Round, log_nothing
-from gradveil.federated.settings import Federation
+from gradveil.federated.settings import Federation, FederationError
 from gradveil.federated.views import Watch
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Knowledge, LossFn
@@ -112,6 +112,7 @@ def _run(site: Site, *, test: Split | None, watch: Watch, store: Store | None, p
     saved = store.load(_NAME) if store else None
     if saved:
         standing, rounds = restore(saved, standing, identity=identity)
+        _check_enough(rounds, settings)
 
     for number in range(len(rounds) + 1, settings.rounds + 1):
         began = time.monotonic()
@@ -174,6 +175,14 @@ def _epsilon(site: Site, rounds: Sequence[Round]) -> float | None:
 
 def _with_rounds(settings: Federation, rounds: int | None) -> Federation:
     return settings if rounds is None else replace(settings, rounds=rounds)
+
+
+def _check_enough(rounds: Sequence[Round], settings: Federation) -> None:
+    if len(rounds) > settings.rounds:
+        raise FederationError(
+            f"the folder or store holds {len(rounds)} finished rounds, but {settings.rounds} are asked for; "
+            "ask for as many or more, or give an empty one"
+        )
 
 
 def _check(clients: Sequence[Split]) -> None:
