@@ -70,6 +70,16 @@ def test_an_aggregate_is_the_mean_of_what_a_server_would_see(algorithm: str) -> 
     assert torch.equal(first.observation.labels, first.evidence.batch.labels)
 
 
+@pytest.mark.parametrize(("sizes", "steps"), [((8, 8, 8), 2), ((4, 8, 12), None)])
+def test_an_aggregate_states_the_local_training_only_where_all_clients_have_the_same(
+    sizes: tuple[int, ...], steps: int | None
+) -> None:
+    settings = replace(SETTINGS, batch_size=4, view="aggregate")
+    seen = sightings(settings, sizes=sizes, knowledge=Knowledge.LOCAL_TRAINING)[0].observation
+    assert (seen.local.steps if seen.local else None) == steps
+    assert (Knowledge.LOCAL_TRAINING in seen.knowledge) is (steps is not None)
+
+
 def test_the_next_participant_sees_the_difference_of_successive_models() -> None:
     seen = sightings(replace(SETTINGS, algorithm="round-robin"))
     assert [s.observer for s in seen[:3]] == ["client 1", "client 2", "client 0"]

@@ -63,8 +63,12 @@ def as_aggregate(number: int, returned: Sequence[Returned], shares: Tensor, mean
     first, evidence = returned[0].observation(), [one.evidence() for one in returned]
     protected = _together([found.protected for found in evidence], [found.batch.inputs.shape[1] for found in evidence])
     update = tuple(mean[name][None] for name in first.names)
+    # Of clients that trained in different ways no single one is how the mean was made.
+    alike = len({one.step.observation.local for one in returned}) == 1
     observation = replace(
         first,
+        knowledge=first.knowledge if alike else first.knowledge & ~Knowledge.LOCAL_TRAINING,
+        local=first.local if alike else None,
         update=update,
         input_shape=(protected.inputs.shape[1], *first.input_shape[1:]),
         labels=protected.labels if Knowledge.LABELS in first.knowledge else None,
