@@ -75,6 +75,30 @@ def test_the_unknown_is_stored_as_unknown(tmp_path: Path) -> None:
     assert load_update(tmp_path / "u.safetensors").about == About()
 
 
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        (About(lr=-1.0), "lr must be above 0 and finite"),
+        (About(steps=0, lr=0.1), "steps must be at least 1, got 0"),
+        (About(steps=2, shares="gradient"), "2 local steps shares a difference"),
+    ],
+)
+def test_local_training_that_cannot_be_is_refused(about: About, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "u.safetensors"
+    save_update(Recorded(before={}, buffers={}, update={"w": torch.ones(1)}, about=about), file)
+    with pytest.raises(RecordError, match=f"u.safetensors states local training that cannot be .*{words}"):
+        load_update(file)
+
+
+@pytest.mark.parametrize(
+    "about", [About(nesterov=True), About(steps=3), About(local_batch_size=2, shares="difference")]
+)
+def test_local_training_of_which_a_part_is_known_is_read(about: About, tmp_path: Path) -> None:
+    file = tmp_path / "u.safetensors"
+    save_update(Recorded(before={}, buffers={}, update={"w": torch.ones(1)}, about=about), file)
+    assert load_update(file).about == about
+
+
 def test_a_simulation_records_what_it_knows() -> None:
     about = made()[0].about
     assert (about.batch_size, about.steps, about.local_batch_size, about.lr, about.mode) == (12, 3, 4, 0.2, "train")

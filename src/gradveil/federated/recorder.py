@@ -196,7 +196,19 @@ def _about(header: str, path: Path) -> About:
         raise RecordError(f"{path} has format {found}, but this version reads {FORMAT}; record it again")
     hints = typing.get_type_hints(About)
     known = {name: checked_value(name, hints[name], value, path) for name, value in values.items() if name in hints}
-    return About(**known)
+    about = About(**known)
+    _check_local(about, path)
+    return about
+
+
+def _check_local(about: About, path: Path) -> None:
+    """Refuse local training that cannot be; what is not known is taken for something that can."""
+    stated = {item.name: getattr(about, item.name) for item in fields(LocalTraining) if item.name not in about.unknown}
+    possible = {"shares": "difference", "momentum": 0.5}
+    try:
+        LocalTraining(**{**possible, **stated, "local_batch_size": about.local_batch_size or None})
+    except ValueError as error:
+        raise RecordError(f"{path} states local training that cannot be ({error}); correct it") from error
 
 
 def checked_value(name: str, kind: Any, value: object, path: Path) -> Any:
