@@ -378,10 +378,11 @@ def test_the_null_attack_looks_in_the_same_range() -> None:
     attack = Watched(inputs=private().inputs)
     audited(attack, defenses=defenses, knowledge=Knowledge.DEFENSES, reference=reference())
     images = private().inputs[0]
-    both = [observation.model(images) for observation in seen]
-    assert len(both) == 2
-    torch.testing.assert_close(both[0], both[1])
-    assert not torch.allclose(both[0], network()(images))
+    outputs = [observation.model(images) for observation in seen]
+    assert [observation.victims for observation in seen] == [1, 4, 2 * VICTIMS], "measured twice, then in earnest"
+    for found in outputs[1:]:
+        torch.testing.assert_close(found, outputs[0])
+    assert not torch.allclose(outputs[0], network()(images))
 
 
 # Certificates
@@ -467,7 +468,7 @@ def test_an_attack_never_touches_the_private_images(defenses: tuple[Defense, ...
     result = audited(attack, batch, defenses=defenses, knowledge=EVERYTHING, reference=reference())
     private_tensors = (batch.inputs, result.step.evidence.protected.inputs, result.truth)
     secrets = {tensor.untyped_storage().data_ptr() for tensor in private_tensors}
-    assert len(attack.calls) == 2
+    assert len(attack.calls) == 3, "measured twice, then in earnest"
     for observation, _ in attack.calls:
         reached = list(reachable(observation))
         assert len(reached) > len(observation.update)
