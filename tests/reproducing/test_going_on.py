@@ -1,15 +1,15 @@
 """A table that was run in part is completed from what was kept, without running that again."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_artefact import tiny_artefact
 
 from gradveil.errors import SpecError
 from gradveil.grid import Settings
-from gradveil.reproducing import Artefact, Means, _federations, find_artefact, keep, reproduce, take_kept
+from gradveil.reproducing import Artefact, Means, _federations, keep, reproduce, take_kept
 
 MEANS = Means(settings=Settings(device=torch.device("cpu"), redact=True))
 SPEC = """
@@ -38,13 +38,7 @@ rows = { first = "none", second = "sign" }
 @pytest.fixture
 def artefact(tmp_path: Path) -> Artefact:
     """Return an experiment with the federations of two defenses."""
-    place = tmp_path / "experiments" / "tiny"
-    place.mkdir(parents=True)
-    (place.parent / "catalogue.toml").write_text('[[spn]]\nname = "tiny"\ntitle = "a table"\n')
-    (place / "spec.toml").write_text(SPEC)
-    printed = [{"row": row, "column": "accuracy", "value": 0.5, "unit": ""} for row in ("first", "second")]
-    (place / "expected.json").write_text(json.dumps({"paper": "spn", "table": "none", "rows": printed}))
-    return find_artefact(place.parent, "tiny")
+    return tiny_artefact(tmp_path, SPEC)
 
 
 @pytest.fixture

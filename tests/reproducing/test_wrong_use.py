@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_artefact import tiny_artefact
 
 from gradveil.errors import RecordError, SpecError
 from gradveil.grid import Settings
@@ -20,7 +21,6 @@ from gradveil.reproducing import (
     _tradeoffs,
     _trainings,
     catalogue,
-    find_artefact,
     keep,
     reproduce,
 )
@@ -64,13 +64,7 @@ rows = { second = "none" }
 @pytest.fixture
 def artefact(tmp_path: Path) -> Artefact:
     """Return an experiment of two federations."""
-    place = tmp_path / "experiments" / "tiny"
-    place.mkdir(parents=True)
-    (place.parent / "catalogue.toml").write_text('[[spn]]\nname = "tiny"\ntitle = "a table"\n')
-    (place / "spec.toml").write_text(SPEC)
-    printed = [{"row": row, "column": "accuracy", "value": 0.5, "unit": ""} for row in ("first", "second")]
-    (place / "expected.json").write_text(json.dumps({"paper": "spn", "table": "none", "rows": printed}))
-    return find_artefact(place.parent, "tiny")
+    return tiny_artefact(tmp_path, SPEC)
 
 
 def test_a_folder_of_one_size_gives_no_number_to_another(artefact: Artefact, tmp_path: Path) -> None:
