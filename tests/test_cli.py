@@ -373,7 +373,7 @@ def test_a_defect_is_one_sentence_unless_asked_for_more(
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_resumes(tmp_path: Path) -> None:
-    line = AUDIT.replace("steps=2", "steps=300") + " --out run --quiet"
+    line = AUDIT.replace("steps=2", "steps=3000") + " --out run --quiet"
     command = [sys.executable, "-m", "gradveil", *shlex.split(line)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     while process.poll() is None and not (tmp_path / "run" / "spec.toml").exists():
