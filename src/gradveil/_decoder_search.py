@@ -16,6 +16,8 @@ from gradveil.types import Auxiliary, Batch, Knowledge
 
 WEIGHTS, STEPS = (0.0, 1.0, 5.0, 10.0, 20.0), (50, 100, 200, 400)
 """That the paper searched; the weight of the known defense is tried beside them."""
+ADAM_LR = 0.02
+"""Of Adam, for features so strong that the published descent overshoots in its first step and stays grey."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +36,11 @@ class DecoderTrial:
 
 
 def loda_settings(decoder: DecodeLoda, *, c: float) -> tuple[DecodeLoda, ...]:
-    """List a decoder with every weight and number of steps of the search."""
+    """List a decoder with every weight and number of steps of the search, and with Adam, which does not overshoot."""
     weights = dict.fromkeys((*WEIGHTS, c))
-    return tuple(replace(decoder, weight=weight, steps=steps) for weight, steps in product(weights, STEPS))
+    own = [replace(decoder, weight=weight, steps=steps) for weight, steps in product(weights, STEPS)]
+    adam = replace(decoder, steps=STEPS[-1], optimizer="adam", lr=ADAM_LR)
+    return tuple(dict.fromkeys((*own, *(replace(adam, weight=weight) for weight in weights))))
 
 
 def search_decoder(

@@ -131,7 +131,7 @@ def test_obscured_images_are_decoded_with_the_extractor_of_a_known_defense(insid
     assert "needs the extractor of the defense" in refused.stderr.replace("\n", " ")
 
 
-def test_weight_and_steps_of_the_adaptive_attack_are_searched_on_public_images(
+def test_settings_of_the_adaptive_attack_are_searched_on_public_images(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradveil._decoder_search.WEIGHTS", (0.0, 1.0))
@@ -141,6 +141,7 @@ def test_weight_and_steps_of_the_adaptive_attack_are_searched_on_public_images(
     assert result.exit_code == 0, result.output
     made = json.loads((inside / "out/decoding.json").read_text())
     tried = [f"decode-loda:weight={w},steps={s},lr=0.1" for w in (0, 1, 7) for s in (1, 2)]
+    tried += [f"decode-loda:weight={w},steps=2,lr=0.02,optimizer=adam" for w in (0, 1, 7)]
     assert [trial["decoder"].replace("loda:steps", "loda:weight=1,steps") for trial in made["search"]] == tried
     best = min(made["search"], key=lambda trial: (trial["rank"], -trial["psnr"]))
     assert made["chosen"] == best["decoder"]
