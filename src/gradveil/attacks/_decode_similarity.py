@@ -13,7 +13,8 @@ from gradveil.streams import Streams
 Encode: TypeAlias = Callable[[Tensor], Tensor]
 """Mixtures (n, C, H, W) around the mean to what can be compared: themselves, or their magnitudes."""
 
-_PAIRS_AT_ONCE = 8192
+_PAIRS_AT_ONCE = {"cuda": 8192, "cpu": 64}
+"""A GPU wants many at once; on a CPU what the first layer gives for these still lies in its caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +82,9 @@ def compare(weights: list[Tensor], encoded: Tensor) -> Tensor:
     """Return (N, N) logits, higher for pairs of (N, C, H, W) that share an image; the diagonal is zero."""
     count = len(encoded)
     first, second = torch.triu_indices(count, count, offset=1, device=encoded.device)
-    parts = [
-        _logits(weights, encoded[a], encoded[b])
-        for a, b in zip(first.split(_PAIRS_AT_ONCE), second.split(_PAIRS_AT_ONCE), strict=True)
-    ]
+    size = _PAIRS_AT_ONCE.get(encoded.device.type, _PAIRS_AT_ONCE["cuda"])
+    pairs = zip(first.split(size), second.split(size), strict=True)
+    parts = [_logits(weights, encoded[a], encoded[b]) for a, b in pairs]
     scores = encoded.new_zeros(count, count)
     scores[first, second] = torch.cat(parts) if parts else encoded.new_zeros(0)
     return scores + scores.T
