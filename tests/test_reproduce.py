@@ -35,8 +35,9 @@ from gradveil.reproducing import (
     reproduce,
 )
 from gradveil.reproducing._adopting import adopt, fits
+from gradveil.reproducing._short_forms import substitute
 from gradveil.reproducing.measuring import of_correlation, of_mean, of_share, pearson
-from gradveil.reproducing.plans import Part, Wanted, substitute
+from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import AuditSpec
 
 EXPERIMENTS = find_experiments(Path(__file__).parents[1] / "experiments")

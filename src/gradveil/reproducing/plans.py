@@ -1,17 +1,16 @@
 """The spec of an artefact: three sizes of one experiment, its parts, and which number goes into which cell."""
 
-import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from gradveil.errors import SpecError, unknown_name
+from gradveil.errors import unknown_name
+from gradveil.reproducing._short_forms import blocks_of, parts_of, read_spec, substitute
 
 Size: TypeAlias = Literal["smoke", "small", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
-_TABLES = (*SIZES, "shared", "parts", "values")
+_TABLES = (*SIZES, "words", "each", "columns", "shared", "parts", "values", "without")
 _VALUES = ("part", "column", "take", "rows", "by", "where", "unit")
 
 
@@ -82,55 +81,25 @@ def read_plan(file: Path, size: Size, *, out: Path) -> Plan:
         size: whose table fills in the `$words` of the parts.
         out: run folder, the word `$out`.
     """
-    content = _load(file)
+    content = read_spec(file)
     for name in content:
         if name not in _TABLES:
             raise unknown_name(f"table of {file}", name, _TABLES)
     if size not in SIZES or size not in content:
         raise unknown_name("size", size, [name for name in SIZES if name in content])
-    words = dict(content[size])
-    filled = substitute({name: content.get(name, {}) for name in ("shared", "parts")}, {**words, "out": str(out)})
-    parts = tuple(_part(name, table, filled["shared"]) for name, table in filled["parts"].items())
-    wanted = tuple(_wanted(substitute(content.get("values", []), {**words, "out": str(out)}), file))
-    known = [part.name for part in parts]
-    for one in wanted:
-        if one.part not in known:
-            raise unknown_name(f"part of {file}", one.part, known)
-    return Plan(size=size, words=words, parts=parts, wanted=wanted)
-
-
-def substitute(value: Any, words: Mapping[str, Any]) -> Any:
-    """Put words in the place of `$word`; a text that is nothing but one takes its type.
-
-    Example:
-        >>> substitute({"victims": "$n", "attacks": ["dlg:steps=$n"]}, {"n": 3})
-        {'victims': 3, 'attacks': ['dlg:steps=3']}
-    """
-    if isinstance(value, Mapping):
-        return {key: substitute(item, words) for key, item in value.items()}
-    if isinstance(value, list):
-        return [substitute(item, words) for item in value]
-    if not isinstance(value, str):
-        return value
-    whole = re.fullmatch(r"\$(\w+)", value)
-    if whole:
-        return _word(whole, words)
-    return re.sub(r"\$(\w+)", lambda found: str(_word(found, words)), value)
-
-
-def _word(found: "re.Match[str]", words: Mapping[str, Any]) -> Any:
-    if found[1] not in words:
-        raise unknown_name("word of the size", found[1], words)
-    return words[found[1]]
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SpecError(f"there is no spec at {file}; `gradveil reproduce --list` shows what is built") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{file} is not valid TOML: {error}") from error
+    words = {**content.get("words", {}), **content[size]}
+    known, series = {**words, "out": str(out)}, content.get("each", {})
+    shared = substitute(content.get("shared", {}), known)
+    parts = [_part(name, table, shared) for name, table in parts_of(content["parts"], series, known).items()]
+    blocks = blocks_of(content.get("values", []), content.get("columns", {}), series, known)
+    wanted, names = list(_wanted(blocks, file)), [part.name for part in parts]
+    for name in [*content.get("without", []), *(one.part for one in wanted)]:
+        if name not in names:
+            raise unknown_name(f"part of {file}", name, names)
+    left_out = set(content.get("without", []))
+    parts = [part for part in parts if part.name not in left_out]
+    wanted = [one for one in wanted if one.part not in left_out]
+    return Plan(size=size, words=words, parts=tuple(parts), wanted=tuple(wanted))
 
 
 def _part(name: str, table: Mapping[str, Any], shared: Mapping[str, Any]) -> Part:
@@ -143,7 +112,7 @@ def _part(name: str, table: Mapping[str, Any], shared: Mapping[str, Any]) -> Par
     return Part(name=name, kind=str(table["kind"]), tables=tables, checkpoint=str(table.get("checkpoint", "")))
 
 
-def _wanted(blocks: Sequence[Mapping[str, Any]], file: Path) -> Iterator[Wanted]:
+def _wanted(blocks: Iterable[Mapping[str, Any]], file: Path) -> Iterator[Wanted]:
     """List the cells of all blocks: in each, the rows of one column."""
     for block in blocks:
         for key in block:
