@@ -99,6 +99,9 @@ def test_the_catalogue_names_every_folder_once_and_gives_a_reason_for_what_is_no
     assert {artefact.paper for artefact in ALL} == {"ats", "re-ats", "dcs2", "loda", "spn"}
     assert {path.parent.name for path in EXPERIMENTS.glob("*/spec.toml")} == set(NAMES)
     assert all(artefact.why for artefact in ALL if not artefact.built)
+    for artefact in ALL:
+        others = [name for name in NAMES if re.search(rf"\b{name}\b", artefact.why)]
+        assert others or artefact.state != "run as another", artefact.name
 
 
 PRINTED = {"ats": (4, 6), "re-ats": (2, 14), "dcs2": (11, 7), "loda": (7, 2), "spn": (11, 29)}

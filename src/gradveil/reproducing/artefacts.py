@@ -11,9 +11,9 @@ import gradveil
 from gradveil.errors import RecordError, SpecError, unknown_name
 from gradveil.reproducing.plans import read_plan
 
-State: TypeAlias = Literal["run", "partly run", "not run", "not built", "not possible", "no numbers"]
+State: TypeAlias = Literal["run", "partly run", "not run", "run as another", "not possible", "no numbers"]
 RESULT = "result.json"
-_REASONS = {"not_built": "not built", "not_possible": "not possible", "no_numbers": "no numbers"}
+_REASONS = {"run_as_another": "run as another", "not_possible": "not possible", "no_numbers": "no numbers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Artefact:
         paper: short name.
         title: what it shows.
         state: `run` (a result is kept), `partly run` (some of its numbers are not there), `not run` (built, no result
-            yet), `not built`, `not possible` or `no numbers`.
+            yet), `run as another` (that one shows its numbers), `not possible` or `no numbers`.
         why: of the last three, and what of the table is left out otherwise.
         folder: of the experiment.
     """
