@@ -1,6 +1,7 @@
 import itertools
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gradveil.defenses import InstaHide, Mixup
 from gradveil.engine import Runtime
 from gradveil.errors import DataError, KnowledgeError
 from gradveil.metrics import align, arrange
+from gradveil.storage import TensorFolder
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Batch, Knowledge, Protected, Reconstruction
 
@@ -164,6 +166,28 @@ def test_mixup_falls_without_any_knowledge_of_the_mixing() -> None:
     quick = replace(decoder, train_steps=2, refinements=1)
     first, second = (quick(replace(blind, images=blind.images.float()), streams=ATTACK) for _ in range(2))
     assert torch.equal(first.images, second.images)
+
+
+@pytest.mark.parametrize(("part", "at"), [("similarity-1", 5), ("refinement-0", 2)])
+def test_an_interrupted_decoding_goes_on_to_the_same_end(part: str, at: int, tmp_path: Path) -> None:
+    _, seen = encoded(Mixup(k=2, classes=10), images=4, rounds=6, victims=2)
+    public = Auxiliary(inputs=DIGITS.train.inputs(range(400, 500)))
+    granted = replace(seen, images=seen.images.float(), weights=None, knowledge=Knowledge.AUXILIARY, auxiliary=public)
+    decoder = DecodeMixing(images=4, k=2, flipped="no", train_steps=8, pairs=8, width=4, refinements=6)
+    told: list[tuple[str, int]] = []
+
+    def interrupt(name: str, done: int, total: int) -> None:
+        told.append((name, done))
+        if (name, done) == (f"attack/{part}", at):
+            raise KeyboardInterrupt
+
+    stopping = Runtime(precision="float32", store=TensorFolder(tmp_path), save_every=0.0, progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        decoder(granted, streams=ATTACK, runtime=stopping)
+    begun = len(told)
+    found = decoder(granted, streams=ATTACK, runtime=replace(stopping, progress=lambda *to: told.append(to[:2])))
+    assert told[begun] == (f"attack/{part}", at)  # told, but not kept yet when it was interrupted
+    assert torch.equal(found.images, decoder(granted, streams=ATTACK).images)
 
 
 def test_mixtures_with_public_images_are_taken_apart_without_knowing_which() -> None:

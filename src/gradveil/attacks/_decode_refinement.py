@@ -1,6 +1,7 @@
 """Who is in which mixture, judged again from the images found so far."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from gradveil.attacks._decode_clusters import assign
 from gradveil.attacks._decode_regression import solve_magnitudes, solve_mixtures
 from gradveil.engine import Runtime
-from gradveil.engine.runtime import exact_products
+from gradveil.engine.runtime import Checkpoint, exact_products
 
 _PATIENCE = 15  # turns without a better fit after which nothing more is to be expected
 _BETTER = 0.99  # of the misfit so far is a better fit
@@ -26,7 +27,7 @@ def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int,
         k: images of an encoding.
         flipped: whether only magnitudes of the encodings count.
         rounds: turns at most.
-        runtime: of the regression.
+        runtime: of the regression; progress and checkpoints.
 
     Returns:
         (N, P).
@@ -38,21 +39,50 @@ def refine(weights: Tensor, seen: Tensor, *, k: int, flipped: bool, rounds: int,
         True
     """
     totals = weights.sum(1, keepdim=True)
-    best, least, waited = weights, math.inf, 0
-    for turn in range(rounds + 1):
+    so_far, checkpoint = _SoFar(weights, weights), Checkpoint(runtime)
+    so_far.restore(checkpoint.load())
+    for turn in range(so_far.turns, rounds + 1):
         with exact_products():
-            signed, images = _signed(weights, seen, flipped=flipped, runtime=runtime)
-            misfit = float((weights @ images - signed).square().mean())
-        waited = 0 if misfit < _BETTER * least else waited + 1
-        if misfit < least:
-            best, least = weights, misfit
-        if turn == rounds or waited == _PATIENCE:
+            signed, images = _signed(so_far.weights, seen, flipped=flipped, runtime=runtime)
+            so_far.judge(float((so_far.weights @ images - signed).square().mean()))
+        if turn == rounds or so_far.waited == _PATIENCE:
             break
         with exact_products():
             shares = fit_shares(images, signed)
         kept = shares * assign(shares, k=k)
-        weights = totals * kept / kept.sum(1, keepdim=True).clamp_min(1e-6)
-    return best
+        so_far.weights = totals * kept / kept.sum(1, keepdim=True).clamp_min(1e-6)
+        so_far.turns = turn + 1
+        runtime.progress(runtime.name, so_far.turns, rounds)
+        checkpoint.save(so_far.tensors)
+    return so_far.best
+
+
+@dataclass(slots=True)
+class _SoFar:
+    """Weights (N, P) after some turns, and the best ones of them."""
+
+    weights: Tensor
+    best: Tensor
+    least: float = math.inf
+    waited: int = 0
+    turns: int = 0
+
+    def judge(self, misfit: float) -> None:
+        """Note how well the present weights fit."""
+        self.waited = 0 if misfit < _BETTER * self.least else self.waited + 1
+        if misfit < self.least:
+            self.best, self.least = self.weights, misfit
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that the next turn starts from."""
+        numbers = torch.tensor([self.least, self.waited, self.turns], dtype=torch.float64)
+        return {"weights": self.weights, "best": self.best, "numbers": numbers}
+
+    def restore(self, saved: dict[str, Tensor]) -> None:
+        """Go on from a saved state, if there is one."""
+        if saved:
+            self.weights, self.best = saved["weights"].to(self.weights), saved["best"].to(self.best)
+            self.least, self.waited, self.turns = float(saved["numbers"][0]), *saved["numbers"][1:].int().tolist()
 
 
 def fit_shares(images: Tensor, mixtures: Tensor, *, steps: int = 300) -> Tensor:

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gradveil.engine import Runtime
+from gradveil.engine.runtime import Checkpoint
 from gradveil.streams import Streams
 
 Encode: TypeAlias = Callable[[Tensor], Tensor]
@@ -36,7 +39,9 @@ class Similarity:
     lr: float
 
 
-def train_similarity(public: Tensor, encode: Encode, settings: Similarity, *, streams: Streams) -> list[Tensor]:
+def train_similarity(
+    public: Tensor, encode: Encode, settings: Similarity, *, streams: Streams, runtime: Runtime
+) -> list[Tensor]:
     """Train on fresh mixtures of public images.
 
     Args:
@@ -44,21 +49,42 @@ def train_similarity(public: Tensor, encode: Encode, settings: Similarity, *, st
         encode: what is left of a mixture.
         settings: of training.
         streams: of one group.
+        runtime: progress and checkpoints.
 
     Returns:
         The weights of the network.
     """
-    weights = _start(public.shape[1], settings.width, streams, public)
+    weights, checkpoint = _start(public.shape[1], settings.width, streams, public), Checkpoint(runtime)
     optimizer = torch.optim.Adam(weights, lr=settings.lr)
     labels = (torch.arange(settings.batch, device=public.device) % 2).to(public)
+    begun = _restore(checkpoint.load(), weights, optimizer)
     with torch.enable_grad():
-        for number in range(settings.steps):
+        for number in range(begun, settings.steps):
             first, second = draw_pairs(public, settings, streams=streams.fork(f"pairs-{number}"))
             loss = F.binary_cross_entropy_with_logits(_logits(weights, encode(first), encode(second)), labels)
             for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
                 weight.grad = gradient
             optimizer.step()
+            runtime.progress(runtime.name, number + 1, settings.steps)
+            checkpoint.save(partial(_state, weights, optimizer, number + 1), finished=number + 1 == settings.steps)
     return [weight.detach() for weight in weights]
+
+
+def _state(weights: list[Tensor], optimizer: torch.optim.Adam, done: int) -> dict[str, Tensor]:
+    kept = {f"{name}-{n}": value for n, weight in enumerate(weights) for name, value in optimizer.state[weight].items()}
+    return {**kept, **{f"weight-{n}": weight for n, weight in enumerate(weights)}, "done": torch.tensor(done)}
+
+
+@torch.no_grad()
+def _restore(saved: dict[str, Tensor], weights: list[Tensor], optimizer: torch.optim.Adam) -> int:
+    """Put a saved state back, if there is one, and return how many steps it has behind it."""
+    if not saved:
+        return 0
+    for number, weight in enumerate(weights):
+        weight.copy_(saved[f"weight-{number}"])
+        kept = {name: saved[f"{name}-{number}"] for name in ("step", "exp_avg", "exp_avg_sq")}
+        optimizer.state[weight] = {**{name: kept[name].to(weight) for name in kept}, "step": kept["step"]}
+    return int(saved["done"])
 
 
 def draw_pairs(public: Tensor, settings: Similarity, *, streams: Streams) -> tuple[Tensor, Tensor]:

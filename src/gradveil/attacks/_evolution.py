@@ -6,7 +6,6 @@ fraction, and runs for all searches in one call.
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TypeAlias
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradveil.engine import Minimum, Runtime, spread
-from gradveil.engine.runtime import exact_products
+from gradveil.engine.runtime import Checkpoint, exact_products
 from gradveil.streams import Streams
 
 Score: TypeAlias = Callable[[Tensor], Tensor]
@@ -145,9 +144,10 @@ def evolve(
     """
     strategy = Strategy.of(start.shape[1], population)
     search = _begin(start, sigma, generations, traced=generations if runtime.trace else 0)
-    search.restore((runtime.store.load(runtime.name) if runtime.store else None) or {})
+    checkpoint = Checkpoint(runtime)
+    search.restore(checkpoint.load())
     with torch.no_grad(), exact_products():
-        _loop(score, search, strategy, population=population, streams=streams, runtime=runtime)
+        _loop(score, search, strategy, population=population, streams=streams, checkpoint=checkpoint)
         if runtime.probe is None:
             _keep_best(search, search.mean[:, None], score(_everywhere(search.mean, population))[:, :1])
     return Minimum(
@@ -182,9 +182,9 @@ def _begin(start: Tensor, sigma: float, generations: int, *, traced: int) -> _Se
 
 
 def _loop(
-    score: Score, search: _Search, strategy: Strategy, *, population: int, streams: Streams, runtime: Runtime
+    score: Score, search: _Search, strategy: Strategy, *, population: int, streams: Streams, checkpoint: Checkpoint
 ) -> None:
-    last, total = time.monotonic(), int(search.total)
+    runtime, total = checkpoint.runtime, int(search.total)
     end = total if runtime.probe is None else min(total, runtime.probe)
     draws, shape = (-1, search.mean), (_BLOCK, population, search.mean.shape[1])
     for generation in range(int(search.done), end):
@@ -197,14 +197,11 @@ def _loop(
         if (generation + 1) % _LOOK_EVERY:
             continue
         runtime.progress(runtime.name, generation + 1, total)
-        if runtime.store and time.monotonic() - last > runtime.save_every:
-            search.done.fill_(generation + 1)
-            runtime.store.save(runtime.name, search.tensors())
-            last = time.monotonic()
+        search.done.fill_(generation + 1)
+        checkpoint.save(search.tensors)
     runtime.progress(runtime.name, total, total)
-    if runtime.store:
-        search.done.fill_(total)
-        runtime.store.save(runtime.name, search.tensors())
+    search.done.fill_(total)
+    checkpoint.save(search.tensors, finished=True)
 
 
 def _generation(score: Score, search: _Search, strategy: Strategy, drawn: Tensor, number: int) -> Tensor:

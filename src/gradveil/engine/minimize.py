@@ -1,6 +1,5 @@
 """The loop that all optimization attacks share."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from gradveil.engine.capture import capture
 from gradveil.engine.optimizers import Optimizer, OptimizerState, spread
-from gradveil.engine.runtime import Runtime, Store
+from gradveil.engine.runtime import Checkpoint, Runtime
 from gradveil.errors import UnsupportedModelError
 
 Objective: TypeAlias = Callable[[tuple[Tensor, ...]], Tensor]
@@ -147,13 +146,13 @@ def minimize(
     if rates is None and any(isinstance(factor, Tensor) for factor in schedule.decays.values()):
         rates = torch.ones(len(variables[0].start))
     run = _begin(variables, optimizer, rates, total=schedule.total, traced=schedule.total if runtime.trace else 0)
-    saved = runtime.store.load(runtime.name) if runtime.store else None
-    run.restore(saved or {})
+    checkpoint = Checkpoint(runtime)
+    run.restore(checkpoint.load())
 
     step = _step_function(objective, variables, optimizer, run, stop_below)
     unfinished = int(run.done) < schedule.total
     graph = capture(step, run.tensors()) if runtime.capture and run.rate.is_cuda and unfinished else None
-    _loop(graph or step, run, schedule=schedule, runtime=runtime)
+    _loop(graph or step, run, schedule=schedule, checkpoint=checkpoint)
     if runtime.probe is None:
         _look_at_the_last(objective, run)
     return Minimum(
@@ -272,8 +271,8 @@ def _keep_best(run: _Run, losses: Tensor) -> None:
         best.copy_(torch.where(spread(better, value), value, best))
 
 
-def _loop(step: Callable[[], Tensor], run: _Run, *, schedule: _Schedule, runtime: Runtime) -> None:
-    last, total = time.monotonic(), int(run.total)
+def _loop(step: Callable[[], Tensor], run: _Run, *, schedule: _Schedule, checkpoint: Checkpoint) -> None:
+    runtime, total = checkpoint.runtime, int(run.total)
     end = total if runtime.probe is None else min(total, runtime.probe)
     for iteration in range(int(run.done), end):
         if iteration in schedule.decays:
@@ -292,17 +291,11 @@ def _loop(step: Callable[[], Tensor], run: _Run, *, schedule: _Schedule, runtime
             # Nobody moves any more, so these objectives would come again at every step that is left.
             run.trace[:, finished:] = losses[:, None]
             break
-        if runtime.store and time.monotonic() - last > runtime.save_every:
-            _save(run, finished, runtime.store, runtime.name)
-            last = time.monotonic()
+        run.done.fill_(finished)
+        checkpoint.save(run.tensors)
     runtime.progress(runtime.name, total, total)
-    if runtime.store:
-        _save(run, total, runtime.store, runtime.name)
-
-
-def _save(run: _Run, done: int, store: Store, name: str) -> None:
-    run.done.fill_(done)
-    store.save(name, run.tensors())
+    run.done.fill_(total)
+    checkpoint.save(run.tensors, finished=True)
 
 
 def _look_at_the_last(objective: Objective, run: _Run) -> None:

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self, TypeAlias
 
 import torch
@@ -101,6 +102,24 @@ class Runtime:
         finally:
             torch.set_num_threads(threads)
             _set_numerics(*before)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """The state of one computation in its runtime's store, if there is one, under the runtime's name."""
+
+    runtime: Runtime
+    _last: float = field(default_factory=time.monotonic)
+
+    def load(self) -> dict[str, Tensor]:
+        """Return what an interrupted run has left; empty for nothing."""
+        return (self.runtime.store.load(self.runtime.name) if self.runtime.store else None) or {}
+
+    def save(self, state: Callable[[], dict[str, Tensor]], *, finished: bool = False) -> None:
+        """Keep the state, unless that was done less than `save_every` seconds ago and there is more to come."""
+        if self.runtime.store and (finished or time.monotonic() - self._last > self.runtime.save_every):
+            self.runtime.store.save(self.runtime.name, state())
+            self._last = time.monotonic()
 
 
 @contextlib.contextmanager

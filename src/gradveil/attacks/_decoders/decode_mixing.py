@@ -16,6 +16,7 @@ from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decode_similarity import Similarity, compare, train_similarity
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
 from gradveil.engine import Runtime
+from gradveil.engine.runtime import Checkpoint
 from gradveil.errors import DataError
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Card, Knowledge, Paper
@@ -93,18 +94,17 @@ class DecodeMixing(Decoder):
         settings = Similarity(k=mixed, steps=self.train_steps, batch=self.pairs, width=self.width, lr=self.lr)
         weights = []
         for group, seen in enumerate(encodings.centered()):
-            own = streams.select([group])
-            name = f"{runtime.name}-mapping-{group}"
-            kept = runtime.store.load(name) if runtime.store else None
-            if kept is None:
-                scores = compare(train_similarity(public, visible, settings, streams=own), visible(seen))
-                labels = None if encodings.labels is None else encodings.labels[group]
-                kept = {_MAPPING: self.mapping(scores, labels, streams=own)}
-                if runtime.store:
-                    runtime.store.save(name, kept)
-            first = kept[_MAPPING].to(seen)
+            labels = None if encodings.labels is None else encodings.labels[group]
+            checkpoint = Checkpoint(runtime.named(f"mapping-{group}"))
+            kept = checkpoint.load()
+            if not kept:
+                own, part = streams.select([group]), runtime.named(f"similarity-{group}")
+                network = train_similarity(public, visible, settings, streams=own, runtime=part)
+                kept = {_MAPPING: self.mapping(compare(network, visible(seen)), labels, streams=own)}
+                checkpoint.save(kept.copy, finished=True)
+            first, part = kept[_MAPPING].to(seen), runtime.named(f"refinement-{group}")
             weights.append(
-                refine(first, seen.flatten(1), k=self.k, flipped=flipped, rounds=self.refinements, runtime=runtime)
+                refine(first, seen.flatten(1), k=self.k, flipped=flipped, rounds=self.refinements, runtime=part)
             )
         return _regress(encodings, torch.stack(weights), flipped=flipped, steps=self.steps, runtime=runtime)
 
