@@ -179,7 +179,10 @@ def _flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 def _times(vectors: Tensor, vector: Tensor) -> Tensor:
     """Multiply (V, m, n) with (V, n) to (V, m)."""
-    return torch.bmm(vectors, vector[:, :, None]).squeeze(2)
+    if vectors.is_cuda:
+        return torch.bmm(vectors, vector[:, :, None]).squeeze(2)
+    # On a CPU products with one column take several times as long as those with one row.
+    return torch.bmm(vector[:, None], vectors.transpose(1, 2)).squeeze(1)
 
 
 def _combine(vectors: Tensor, weights: Tensor) -> Tensor:
