@@ -123,6 +123,7 @@ def _outcome(result: Audit) -> Outcome:
         details=_plain(small),
         too_large=large,
         certificate=_plain(result.certificate),
+        agreement={name: [round(v, 6) for v in values.tolist()] for name, values in result.agreement.items()},
         search=json.loads(json.dumps(dict(result.search))),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradveil._agreement import agreement
 from gradveil._encoded import in_known_range, in_unit, pixel_bounds
 from gradveil._regions import ratios_of
 from gradveil._scoring import Reference, identification, score
@@ -72,6 +73,8 @@ class Audit:
         label_accuracy: (V,), None if labels were granted or not guessed.
         ratios: ||gradient|| / ||perturbation||, (V,) by parameter; empty if nothing was perturbed.
         certificate: (V, ...) by name, what the attack can state given the plain update, which it does not have.
+        agreement: (V,), how well images explain the update: those `found`, those `seen` by the model, and `grey` ones;
+            see `gradveil._agreement`.
         seconds: by stage.
         search: how the settings of the attack were chosen, if they were tuned; see `tuning.Search`.
         runtime: how it ran.
@@ -88,6 +91,7 @@ class Audit:
     ratios: Mapping[str, Tensor]
     certificate: State
     seconds: Mapping[str, float]
+    agreement: Mapping[str, Tensor] = field(default_factory=dict)
     search: Mapping[str, Any] = field(default_factory=dict)
     runtime: Runtime = field(default_factory=Runtime)
 
@@ -162,8 +166,30 @@ def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: 
     guess, null = (found.select(some) for some in (slice(0, taken.victims), slice(taken.victims, None)))
     seconds = time.monotonic() - began
     result = judge_guess(served, attack, guess, null, judging=judging, seed=seed)
-    result = replace(result, runtime=runtime)
-    return replace(result, seconds={"client": served.seconds, "attack": seconds, **result.seconds})
+    began = time.monotonic()
+    compared = _agreements(served.step, guess, seed=seed, runtime=replace(runtime, chunk=guess.chunk or runtime.chunk))
+    judged = result.seconds["judge"] + time.monotonic() - began
+    return replace(
+        result,
+        runtime=runtime,
+        agreement=compared,
+        seconds={"client": served.seconds, "attack": seconds, "judge": judged},
+    )
+
+
+def _agreements(step: Step, guess: Reconstruction, *, seed: int, runtime: Runtime) -> dict[str, Tensor]:
+    """Say how well what was found, what the model saw and grey explain the update; nothing where numbers differ."""
+    seen, observation = step.evidence.protected, step.observation
+    images = guess.inputs if guess.protected is None else guess.protected
+    labels = next((some for some in (guess.labels, observation.labels) if some is not None), seen.labels)
+    if images.shape != seen.inputs.shape or labels.shape[:2] != images.shape[:2]:
+        return {}
+    pairs = {
+        "found": (images.to(seen.inputs), labels),
+        "seen": (seen.inputs, seen.labels),
+        "grey": (torch.full_like(seen.inputs, 0.5), seen.labels),
+    }
+    return {name: agreement(observation, *pair, seed=seed, runtime=runtime) for name, pair in pairs.items()}
 
 
 def judge_guess(

@@ -128,6 +128,8 @@ class Outcome:
         details: (V, ...) by name, what else the attack found out, such as a learned shift.
         too_large: shape (...) by name of details that hold too many numbers for a record.
         certificate: (V, ...) by name, what can be proved of the guesses by who has the plain update, as the auditor.
+        agreement: (V,) cosine between the update and the one that images would give: those `found`, those `seen` by the
+            model, and `grey` ones; empty where nobody compared them.
         search: how the settings of the attack were chosen on simulated victims; empty if they were not.
         remarks: what the model made the attack do, in words, such as to take the victims one after another.
     """
@@ -142,6 +144,7 @@ class Outcome:
     details: dict[str, list[Any]] = field(default_factory=dict)
     too_large: dict[str, list[int]] = field(default_factory=dict)
     certificate: dict[str, list[Any]] = field(default_factory=dict)
+    agreement: dict[str, list[float]] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 

@@ -12,7 +12,8 @@ import pytest
 from synthetic_runs import make_images, make_record, write_run
 
 from gradveil.record import Record, Threat
-from gradveil.report import build, render
+from gradveil.report import build, render, summarize
+from gradveil.report._terminal import to_rich
 
 HOSTILE = "<script>alert('cat')</script>\"'><img src=x onerror=alert(1)>"
 
@@ -86,6 +87,21 @@ def test_a_page_without_a_leak_never_calls_anything_safe() -> None:
     assert "LEAKS" not in words
     assert re.findall(r".{27}\bsafe\b", words) == ["proof that the updates are safe"]
     assert "This is not proof that the updates are safe" in words
+
+
+def test_a_page_says_where_no_leak_was_shown_by_a_search_that_stopped_short() -> None:
+    def compared(record: Record, found: float) -> Record:
+        agreement = {"found": [found] * 4, "seen": [0.9] * 4, "grey": [0.3] * 4}
+        return replace(record, outcome=replace(record.outcome, agreement=agreement))
+
+    words = [Tags(render([compared(tight(), found)], [{}])).words() for found in (0.5, 0.88)]
+    assert "The search stopped short on 4 of 4 updates: what the model saw explains them clearly better" in words[0]
+    assert "explains the update median cosine 0.500, what the model saw 0.900, grey 0.300" in words[0]
+    assert "search stopped short on 0 of 4 updates" in words[1]
+    assert "clearly better" not in words[1]
+    assert "clearly better" not in Tags(render([compared(make_record(), 0.5)], [{}])).words()
+    row = summarize([compared(tight(), 0.5)])
+    assert "cell 1: the search stopped short on 4 of 4 updates" in str(to_rich(row).caption)
 
 
 def test_failed_cells_show_their_error_and_a_run_of_them_has_no_verdict() -> None:

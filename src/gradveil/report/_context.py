@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradveil.record import Record
+from gradveil.report._falling_short import medians, stopped_short
 from gradveil.report._words import KNOWLEDGE, cells, significant
 
 
@@ -162,7 +163,17 @@ def _progress(record: Record) -> dict[str, str]:
     shown = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else "".join(map(str, steps))
     finite = [value for value in outcome.objective if math.isfinite(value)]
     median = f"{np.median(finite):.4g}" if finite else "–"
-    return {"steps": shown, "diverged": f"{sum(outcome.diverged)} victims", "final objective, median": median}
+    words = {"steps": shown, "diverged": f"{sum(outcome.diverged)} victims", "final objective, median": median}
+    return words | _explained(record)
+
+
+def _explained(record: Record) -> dict[str, str]:
+    """Say how well what was found explains the updates, and how well what the model saw does."""
+    short, of = stopped_short(record.outcome), medians(record.outcome)
+    if short is None:
+        return {}
+    shown = f"median cosine {of['found']:.3f}, what the model saw {of['seen']:.3f}, grey {of['grey']:.3f}"
+    return {"explains the update": shown, "search stopped short": f"on {short} of {len(record.labels)} updates"}
 
 
 def _found_out(record: Record) -> dict[str, str]:

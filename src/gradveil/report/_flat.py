@@ -65,6 +65,7 @@ def _cell_fields(row: Row) -> Flat:
         "model_accuracy": row.accuracy,
         "labels_granted": row.labels_granted,
         "label_accuracy": row.label_accuracy,
+        "stopped_short": row.short,
         **{f"{colour}_layers": _count(row, colour) for colour in ("green", "white", "red")},
     }
 

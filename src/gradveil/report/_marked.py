@@ -27,7 +27,7 @@ def marked_alone(record: Record) -> Record | None:
         return None
     return replace(
         record,
-        outcome=replace(record.outcome, label_accuracy=[]),  # of whole updates
+        outcome=replace(record.outcome, label_accuracy=[], agreement={}),  # of whole updates
         scores={name: _of_scores(scores, marks) for name, scores in record.scores.items()},
         identification={view: _of_ranks(found, marks) for view, found in record.identification.items()},
         labels=[[int(label)] for label in np.asarray(record.labels)[marks]],

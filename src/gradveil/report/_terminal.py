@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gradveil.report._nulls import NullLine, null_lines
 from gradveil.report._verdicts import VERDICT_VIEWS, preferred
-from gradveil.report._words import cells, labels, number, outcome, percent, spaced
+from gradveil.report._words import cells, labels, number, outcome, percent, short, spaced
 from gradveil.report.tables import MetricRow, Row
 
 _T = TypeVar("_T")
@@ -100,8 +100,9 @@ def _null(line: NullLine, total: int) -> list[str]:
 
 
 def _caption(rows: Sequence[Row]) -> Text | None:
-    failed = [f"cell {row.number} failed: {row.error}" for row in rows if row.error]
-    return Text("\n".join(failed), style="yellow") if failed else None
+    said = [f"cell {row.number} failed: {row.error}" for row in rows if row.error]
+    said += [f"cell {row.number}: {short(row)}" for row in rows if row.mostly_short and outcome(row) == "no leak shown"]
+    return Text("\n".join(said), style="yellow") if said else None
 
 
 def find_metric(items: Mapping[str, _T], name: str) -> _T | None:

@@ -122,6 +122,11 @@ def outcome(row: Row) -> str:
     return "LEAKS" if row.verdict.leaks else "no leak shown"
 
 
+def short(row: Row) -> str:
+    """Say on how many updates the search stopped short."""
+    return f"the search stopped short on {row.short} of {row.victims} updates"
+
+
 def first_score(row: Row) -> str:
     """Write the mean of the first metric of the verdict, with its name and unit."""
     names = preferred(row.metrics, VERDICT_METRICS)

@@ -12,7 +12,7 @@ from gradveil.errors import RecordError
 from gradveil.record import Record, read
 from gradveil.report._reported import Reported, read_reported
 from gradveil.report._verdicts import VERDICT_METRICS, VERDICT_VIEWS, preferred
-from gradveil.report._words import number
+from gradveil.report._words import number, short
 from gradveil.report.tables import Row, summarize
 from gradveil.storage import write_atomically
 
@@ -282,6 +282,8 @@ def _weak(found: Found) -> list[str]:
     diverged = sum(outcome.diverged) / max(len(outcome.diverged), 1)
     if diverged > _DIVERGED:
         reasons.append(f"the attack diverged on {100 * diverged:.0f} % of the updates")
+    if found.row.mostly_short:
+        reasons.append(short(found.row))
     if found.row.verdict is None:
         reasons.append("nothing was scored that could decide whether it leaks")
     return reasons

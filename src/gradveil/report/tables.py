@@ -8,6 +8,7 @@ import numpy as np
 
 from gradveil.metrics import Summary, Verdict, bootstrap_interval, summary
 from gradveil.record import Record, Scores
+from gradveil.report._falling_short import stopped_short
 from gradveil.report._marked import marked_alone
 from gradveil.report._verdicts import success, verdict
 
@@ -86,6 +87,7 @@ class Row:
         identification: by view.
         label_accuracy: share of labels that the attack guessed, None if it guessed none.
         labels_granted: whether the adversary was told the labels.
+        short: updates on which the search stopped short of what the model saw, None if nobody compared.
         accuracy: of the model in [0, 1], None if unknown.
         informed: by defense, the attack that knows how to use it, empty for none.
         reasons: by defense, why it is that one, or why there is none.
@@ -108,6 +110,7 @@ class Row:
     identification: Mapping[str, IdentificationRow]
     label_accuracy: float | None
     labels_granted: bool
+    short: int | None
     accuracy: float | None
     informed: Mapping[str, str]
     reasons: Mapping[str, str]
@@ -120,6 +123,11 @@ class Row:
     def defense(self) -> str:
         """The defenses in one line."""
         return " + ".join(self.defenses) or "none"
+
+    @property
+    def mostly_short(self) -> bool:
+        """Whether the search stopped short on more than half of the updates, so that a weak figure shows little."""
+        return self.short is not None and 2 * self.short > self.victims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +212,7 @@ def _row(number: int, record: Record) -> Row:
         identification=_identification_rows(record) if done else {},
         label_accuracy=float(np.mean(outcome.label_accuracy)) if done and outcome.label_accuracy else None,
         labels_granted=outcome.labels_granted,
+        short=stopped_short(outcome) if done else None,
         accuracy=network.accuracy,
         informed=record.threat.informed,
         reasons=record.threat.reasons,
