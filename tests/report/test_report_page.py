@@ -12,7 +12,7 @@ import pytest
 from synthetic_runs import make_images, make_record, write_run
 
 from gradveil.record import Record, Threat
-from gradveil.report import build, render, summarize
+from gradveil.report import build, render, statistics, summarize
 from gradveil.report._terminal import to_rich
 
 HOSTILE = "<script>alert('cat')</script>\"'><img src=x onerror=alert(1)>"
@@ -102,6 +102,7 @@ def test_a_page_says_where_no_leak_was_shown_by_a_search_that_stopped_short() ->
     assert "clearly better" not in Tags(render([compared(make_record(), 0.5)], [{}])).words()
     row = summarize([compared(tight(), 0.5)])
     assert "cell 1: the search stopped short on 4 of 4 updates" in str(to_rich(row).caption)
+    assert "1  pruned; the search stopped short on 4 of 4 updates" in str(statistics(row, names=["pruned"]).caption)
 
 
 def test_failed_cells_show_their_error_and_a_run_of_them_has_no_verdict() -> None:

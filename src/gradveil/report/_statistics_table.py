@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradveil.report._verdicts import VERDICT_METRICS, VERDICT_VIEWS, preferred
-from gradveil.report._words import null_label, number, percent, threshold
+from gradveil.report._words import null_label, number, percent, short, threshold
 from gradveil.report.tables import MetricRow, Row
 
 _HEADINGS = (
@@ -39,7 +39,7 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     table.title, table.title_justify = Text("statistics over all private images, cell by cell", style="bold"), "left"
     if names:
-        called = "\n".join(f"{row.number}  {name}" for row, name in zip(rows, names, strict=True))
+        called = "\n".join(f"{row.number}  {_called(row, name)}" for row, name in zip(rows, names, strict=True))
         table.caption, table.caption_justify, table.caption_style = Text(called), "left", ""
     table.add_column("", overflow="fold", min_width=2)
     for heading in _HEADINGS:
@@ -56,6 +56,10 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
                 table.add_row(Text(f"{row.number}, marked"), *_line(row.marked.metrics[name], row.marked))
         table.add_section()
     return table
+
+
+def _called(row: Row, name: str) -> str:
+    return f"{name}; {short(row)}" if row.mostly_short else name
 
 
 def _line(metric: MetricRow, row: Row) -> list[str]:
