@@ -30,13 +30,15 @@ def grow_clusters(scores: Tensor, *, size: int, streams: Streams) -> Tensor:
     total = scores.clone().fill_diagonal_(-torch.inf)
     near = total.topk(min(_NEAREST, size, count - 1), 1).indices
     drawn = streams.integers("companion", near.shape[1], (count,), device=scores.device)[0]
-    members, newest = [seeds], near[seeds, drawn]
-    for _ in range(size - 1):
-        members.append(newest)
-        total = total + scores[newest]
+    members = seeds[:, None].repeat(1, size)
+    newest = near[seeds, drawn]
+    # In place, since small tensors that are kept between large ones that are not pin the memory that those leave.
+    for number in range(1, size):
+        members[:, number] = newest
+        total += scores[newest]
         total[seeds, newest] = -torch.inf
         newest = total.argmax(1)
-    return torch.stack(members, 1)
+    return members
 
 
 def pick_clusters(members: Tensor, scores: Tensor, *, count: int) -> Tensor:

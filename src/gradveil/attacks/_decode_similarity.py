@@ -109,10 +109,9 @@ def compare(weights: list[Tensor], encoded: Tensor) -> Tensor:
     count = len(encoded)
     first, second = torch.triu_indices(count, count, offset=1, device=encoded.device)
     size = _PAIRS_AT_ONCE.get(encoded.device.type, _PAIRS_AT_ONCE["cuda"])
-    pairs = zip(first.split(size), second.split(size), strict=True)
-    parts = [_logits(weights, encoded[a], encoded[b]) for a, b in pairs]
     scores = encoded.new_zeros(count, count)
-    scores[first, second] = torch.cat(parts) if parts else encoded.new_zeros(0)
+    for a, b in zip(first.split(size), second.split(size), strict=True):
+        scores[a, b] = _logits(weights, encoded[a], encoded[b])
     return scores + scores.T
 
 
