@@ -113,9 +113,10 @@ def test_few_images_and_diverged_attacks_are_unreliable() -> None:
 @pytest.mark.parametrize(("short", "told"), [(4, False), (5, True)])
 def test_a_search_that_stopped_short_on_most_updates_is_unreliable(short: int, told: bool) -> None:
     agreement = {"found": [0.6] * short + [0.97] * (8 - short), "seen": [1.0] * 8, "grey": [0.2] * 8}
-    outcome = Outcome(objective=[], diverged=[], steps=[], agreement=agreement)
+    outcome = Outcome(objective=[], diverged=[], steps=[9] * 8, agreement=agreement)
     card = cards_of(replace(made(), outcome=outcome))["none", "dlg"]
     assert card.reasons == (("the search stopped short on 5 of 8 updates",) if told else ())
+    assert not cards_of(replace(made(), outcome=replace(outcome, steps=[1] * 8)))["none", "dlg"].reasons  # read off
 
 
 def test_of_several_runs_the_largest_and_newest_counts_and_failed_ones_do_not() -> None:

@@ -170,10 +170,11 @@ def _progress(record: Record) -> dict[str, str]:
 def _explained(record: Record) -> dict[str, str]:
     """Say how well what was found explains the updates, and how well what the model saw does."""
     short, of = stopped_short(record.outcome), medians(record.outcome)
-    if short is None:
+    if not of:
         return {}
     shown = f"median cosine {of['found']:.3f}, what the model saw {of['seen']:.3f}, grey {of['grey']:.3f}"
-    return {"explains the update": shown, "search stopped short": f"on {short} of {len(record.labels)} updates"}
+    stopped = {} if short is None else {"search stopped short": f"on {short} of {len(record.labels)} updates"}
+    return {"explains the update": shown, **stopped}
 
 
 def _found_out(record: Record) -> dict[str, str]:

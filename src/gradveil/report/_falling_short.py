@@ -9,16 +9,17 @@ ALMOST_ALL = 0.9
 
 
 def stopped_short(outcome: Outcome) -> int | None:
-    """Count the updates that what the model saw explains clearly better than what was found; None if nobody compared.
+    """Count the updates that what the model saw explains clearly better than what was found.
 
-    A grey square says where to count from: with its labels alone it explains much of some networks' updates.
+    A grey square says where to count from: with its labels alone it explains much of some networks' updates. None if
+    nobody compared, or if nothing was searched for but read off the update in one step.
 
     Example:
         >>> compared = {"found": [0.94, 0.999], "seen": [1.0, 1.0], "grey": [0.9, 0.9]}
-        >>> stopped_short(Outcome(objective=[], diverged=[], steps=[], agreement=compared))
+        >>> stopped_short(Outcome(objective=[], diverged=[], steps=[300, 300], agreement=compared))
         1
     """
-    if not outcome.agreement:
+    if not outcome.agreement or max(outcome.steps, default=0) <= 1:
         return None
     found, seen, grey = (np.nan_to_num(outcome.agreement[name], nan=-1.0) for name in ("found", "seen", "grey"))
     return int(((seen > grey) & (found - grey < ALMOST_ALL * (seen - grey))).sum())
