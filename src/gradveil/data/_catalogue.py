@@ -17,19 +17,19 @@ class Availability(NamedTuple):
     explanation: str
 
 
-def data_root(root: Path | None = None) -> Path:
+def data_root(root: Path | str | None = None) -> Path:
     """Return the data folder: the argument, else GRADVEIL_DATA, else `~/.cache/gradveil/data`.
 
     Example:
-        >>> str(data_root(Path("my/data")))
+        >>> str(data_root("my/data"))
         'my/data'
     """
     if root is not None:
-        return root.expanduser()
+        return Path(root).expanduser()
     return Path(os.environ.get("GRADVEIL_DATA") or "~/.cache/gradveil/data").expanduser()
 
 
-def load(spec: str, root: Path | None = None) -> Dataset:
+def load(spec: str, root: Path | str | None = None) -> Dataset:
     """Read a data set.
 
     Args:
@@ -44,7 +44,7 @@ def load(spec: str, root: Path | None = None) -> Dataset:
     return sources.build(spec).load(data_root(root))
 
 
-def available(root: Path | None = None) -> list[Availability]:
+def available(root: Path | str | None = None) -> list[Availability]:
     """List every data set, whether it can be loaded now, and how to get it.
 
     Example:
@@ -67,7 +67,7 @@ def explain(name: str) -> str:
 
 
 def download(
-    name: str, root: Path | None = None, *, progress: Progress = no_progress, base_url: str | None = None
+    name: str, root: Path | str | None = None, *, progress: Progress = no_progress, base_url: str | None = None
 ) -> tuple[Path, ...]:
     """Fetch the published files that are not in the data folder yet.
 
