@@ -181,7 +181,7 @@ def _times(vectors: Tensor, vector: Tensor) -> Tensor:
     """Multiply (V, m, n) with (V, n) to (V, m)."""
     if vectors.is_cuda:
         return torch.bmm(vectors, vector[:, :, None]).squeeze(2)
-    # On a CPU products with one column take several times as long as those with one row.
+    # A CPU is slower at products with one column than at those with one row.
     return torch.bmm(vector[:, None], vectors.transpose(1, 2)).squeeze(1)
 
 
