@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -191,3 +193,43 @@ def test_counts_what_a_graph_keeps() -> None:
 
 def test_knows_how_much_memory_is_left() -> None:
     assert 2**20 < free(CPU) < 2**50
+
+
+SCRIPT = """
+import resource, torch
+from pathlib import Path
+from gradveil.engine import keep_freed_memory
+from gradveil.engine._memory import free
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+kept, before = {asked} and keep_freed_memory(), pages()
+start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(2**24)
+faults, held = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start, pages() - before
+free(torch.device("cpu"))
+print(int(kept), faults, held, pages() - before)
+"""
+
+
+def pages_of_ten_tensors(*, asked: bool) -> list[int]:
+    """Return whether memory is kept, pages that were filled anew, pages held, and held after a look at what is free."""
+    command = [sys.executable, "-c", SCRIPT.format(asked=asked)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    return [int(number) for number in said.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux alone can be asked")
+def test_a_program_can_keep_the_memory_that_tensors_leave() -> None:
+    one = 2**24 * 4 // 4096
+    _, faults, held, _ = pages_of_ten_tensors(asked=False)
+    assert faults > 9 * one
+    assert held < one / 2
+    kept, faults, held, afterwards = pages_of_ten_tensors(asked=True)
+    if not kept:
+        pytest.skip("the C library is not glibc")
+    assert faults < 3 * one
+    assert held > one / 2
+    assert afterwards < one / 2  # what is kept counts as free

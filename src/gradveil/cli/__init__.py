@@ -26,6 +26,7 @@ from gradveil.cli import (
     vet,
 )
 from gradveil.cli._show import console, say
+from gradveil.engine import keep_freed_memory
 from gradveil.errors import GradVeilError, SpecError, UnknownNameError
 
 
@@ -77,6 +78,7 @@ app.add_typer(obscure.app, name="obscure")
 
 def main() -> None:
     """Run the command line; what nobody foresaw costs one sentence too, unless GRADVEIL_DEBUG is set."""
+    keep_freed_memory()
     try:
         app()
     except Exception as error:

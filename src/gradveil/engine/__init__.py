@@ -1,5 +1,6 @@
 """Fast, general computation for many victims at once."""
 
+from gradveil.engine._memory import keep_freed_memory
 from gradveil.engine.chunks import in_chunks
 from gradveil.engine.evaluation import Evaluation
 from gradveil.engine.factors import Factored, Factors, formed, row_squares_and_products, square_and_product
@@ -40,6 +41,7 @@ __all__ = [
     "formed",
     "gradient_function",
     "in_chunks",
+    "keep_freed_memory",
     "matching",
     "minimize",
     "normalized",

@@ -1,5 +1,6 @@
 """How much memory a computation takes, and how much a device has."""
 
+import ctypes
 import sys
 import weakref
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def peak(run: Callable[[], object], device: torch.device) -> int:
@@ -30,7 +33,24 @@ def free(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)  # what the process keeps for later is free, too
     return min(_field(Path("/proc/meminfo"), "MemAvailable:") * 1024, _left_to_container())
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that tensors on the CPU leave, for the next ones; return whether it does.
+
+    The C library gives large blocks back at once, and an iteration later the system fills the same pages with zeros
+    again. This concerns the whole process: it is for a program to ask for, not for a library.
+    """
+    mallopt = _of_glibc("mallopt")
+    return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 class _LiveBytes(TorchDispatchMode):
