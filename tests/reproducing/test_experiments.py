@@ -93,6 +93,26 @@ def _without_extractor(part: Part) -> Part:
     return replace(part, tables=json.loads(text))
 
 
+SUMS = {
+    "ats-figure-2": (1, 0.697), "ats-figure-5": (2, 8.0), "ats-table-1a": (10, 424.639), "ats-table-1b": (10, 392.55),
+    "ats-table-1c": (10, 500.79), "ats-table-1d": (10, 496.32), "ats-table-2": (12, 106.6), "ats-table-3": (16, 607.38),
+    "ats-table-4": (16, 775.85), "re-ats-figure-6": (4, 98.31), "re-ats-table-1": (24, 747.04),
+    "re-ats-table-2": (10, 69.59), "dcs2-table-1-mnist": (49, 1108.42), "dcs2-table-1-cifar10": (49, 809.45),
+    "dcs2-table-3": (16, 723.74), "dcs2-table-4": (24, 601.75), "dcs2-table-6": (18, 519.35),
+    "dcs2-table-7": (27, 741.45), "loda-table-1": (63, 1073.485), "loda-table-2": (63, 1174.108),
+    "loda-table-3": (56, 1061.849), "loda-table-4": (56, 1150.504), "loda-table-5": (35, 499.991),
+    "loda-table-6": (35, 571.839), "loda-table-7": (12, 1091.05), "spn-table-7": (36, 65.92),
+    "spn-table-8": (36, 17.88), "spn-table-9": (36, 7.73), "spn-table-11": (92, 62.4854), "spn-figure-7": (0, 0.0),
+}  # fmt: skip
+"""How many numbers a table prints, and what they add up to in the text of the paper."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_numbers_of_a_table_add_up_as_in_the_paper(name: str) -> None:
+    printed = [one.value for one in find_artefact(EXPERIMENTS, name).expected() if one.value is not None]
+    assert (len(printed), round(sum(printed), 6)) == SUMS[name]
+
+
 def test_the_catalogue_names_every_folder_once_and_gives_a_reason_for_what_is_not_built() -> None:
     names = [artefact.name for artefact in ALL]
     assert len(set(names)) == len(names)
