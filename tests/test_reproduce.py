@@ -347,6 +347,7 @@ def test_the_command_lists_all_artefacts_with_their_state() -> None:
     table = command(f"reproduce --list --experiments {EXPERIMENTS}")
     assert table.exit_code == 0
     assert "not possible" in table.stdout
+    assert set(re.findall(r"[\w-]+", table.stdout)) >= set(rows)  # whole names, to be typed
 
 
 def test_the_command_prints_paper_ours_and_difference(tiny: Artefact, tmp_path: Path) -> None:

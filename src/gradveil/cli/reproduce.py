@@ -119,7 +119,10 @@ def _show_list(artefacts: Sequence[Artefact], *, as_json: bool) -> None:
         rows = [{**dataclasses.asdict(one), "folder": str(one.folder)} for one in artefacts]
         output.print_json(json.dumps(rows))
         return
-    table = Table("name", "what it shows", "state", "why, or what is left out", title_justify="left")
+    table = Table(title_justify="left")
+    table.add_column("name", no_wrap=True)
+    for heading in ("what it shows", "state", "why, or what is left out"):
+        table.add_column(heading)
     for one in artefacts:
         table.add_row(one.name, escape(one.title), _state(one), escape(one.why))
     output.print(table)
