@@ -60,6 +60,13 @@ def test_there_is_no_such_row_where_it_would_say_nothing_new(marks: list[list[bo
     assert "marked" not in shown(record(marks))
 
 
+@pytest.mark.parametrize(("count", "mean"), [(1, (9.0 + 27.0 + 13.0) / 3), (2, None), (0, None)])
+def test_an_older_record_tells_by_its_spec_which_samples_were_marked(count: int, mean: float | None) -> None:
+    """Clients of the tables of DCS² mark the last samples of every batch; their first records do not hold the marks."""
+    (row,) = summarize([replace(record([]), spec={"client": {"sensitive": count}})])
+    assert (row.marked and row.marked.metrics["psnr"].summary.mean) == (mean and pytest.approx(mean))
+
+
 def test_terminal_and_page_show_marked_samples() -> None:
     text = shown(record(MARKS))
     assert "marked" in text.split("statistics over")[0]

@@ -22,7 +22,7 @@ def marked_alone(record: Record) -> Record | None:
         >>> marked_alone(replace(record, sensitive=[[False, True]])).scores["psnr"].private
         [[9.0]]
     """
-    marks = np.asarray(record.sensitive, dtype=bool)
+    marks = _marks(record)
     if not marks.any() or marks.all():
         return None
     return replace(
@@ -31,8 +31,19 @@ def marked_alone(record: Record) -> Record | None:
         scores={name: _of_scores(scores, marks) for name, scores in record.scores.items()},
         identification={view: _of_ranks(found, marks) for view, found in record.identification.items()},
         labels=[[int(label)] for label in np.asarray(record.labels)[marks]],
+        spec={**record.spec, "client": {}},
         sensitive=[],
     )
+
+
+def _marks(record: Record) -> npt.NDArray[np.bool_]:
+    """Return (V, B) marks; records before they held them say in their spec how many end every batch."""
+    client = record.spec.get("client")
+    count = int(client.get("sensitive", 0)) if isinstance(client, dict) else 0
+    if record.sensitive or not count or not record.labels:
+        return np.asarray(record.sensitive, dtype=bool)
+    places = np.arange(len(record.labels[0]))
+    return np.tile(places >= len(places) - count, (len(record.labels), 1))
 
 
 def _of_scores(scores: Scores, marks: npt.NDArray[np.bool_]) -> Scores:
