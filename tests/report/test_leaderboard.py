@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic_runs import make_record, write_run
+from synthetic_runs import make_record, psnr, ranked, write_run
 from typer.testing import CliRunner
 
+from gradveil._tradeoff_record import Curve, MechanismResult, TradeoffRecord, write_tradeoff
 from gradveil.cli import app
 from gradveil.errors import RecordError
 from gradveil.record import Outcome, Record
@@ -85,7 +86,7 @@ def test_a_defense_that_nobody_who_knows_it_attacked_is_unreliable() -> None:
     record = made(TIGHT, defenses=["pruning"])
     threat = replace(record.threat, informed={"pruning": ""}, reasons={"pruning": "there is none yet"})
     card = cards_of(made(), replace(record, threat=threat))["pruning", "dlg"]
-    assert card.reasons == ("nobody who knows the defense was run: there is none yet",)
+    assert card.reasons == ("no audit by an attack that knows the defense: there is none yet",)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,68 @@ def test_a_search_that_stopped_short_on_most_updates_is_unreliable(short: int, t
     card = cards_of(replace(made(), outcome=outcome))["none", "dlg"]
     assert card.reasons == (("the search stopped short on 5 of 8 updates",) if told else ())
     assert not cards_of(replace(made(), outcome=replace(outcome, steps=[1] * 8)))["none", "dlg"].reasons  # read off
+
+
+def test_batches_of_another_size_have_cards_of_their_own() -> None:
+    """More images behind an update are harder to find: that says nothing of the attack."""
+    alone, pairs = made(WIDE), made(WIDE)
+    pairs = replace(pairs, scores={"psnr": psnr([[value, value] for value in TIGHT])}, labels=[[0, 1]] * 8)
+    pairs = replace(pairs, identification={"correlation": ranked([[50.0, 50.0]] * 8)})
+    cards = make_cards([("1/record.json", alone), ("2/record.json", pairs)])
+    assert {card.batch_size: card.record for card in cards} == {1: "1/record.json", 2: "2/record.json"}
+    assert len({card.name for card in cards}) == 2
+    assert all(card.best == card.ours for card in cards)
+    assert not any("reaches" in reason for card in cards for reason in card.reasons)
+
+
+def test_a_figure_is_of_the_images_that_a_client_marked() -> None:
+    """A defense of some images promises nothing for the others."""
+    values = [[30.0, value] for value in TIGHT]
+    ranks = ranked([[0.0, 50.0]] * 8)
+    record = replace(made(), scores={"psnr": psnr(values)}, labels=[[0, 1]] * 8, identification={"correlation": ranks})
+    (card,) = make_cards([("1/record.json", replace(record, sensitive=[[False, True]] * 8))])
+    assert card.ours is not None
+    assert card.ours.value == pytest.approx(np.mean(TIGHT))
+    assert (card.ours.marked, card.ours.found_first) == (True, 0.0)
+    assert (card.leaks, card.batch_size) == (False, 2)
+    (whole,) = make_cards([("1/record.json", record)])
+    assert whole.ours is not None
+    assert (whole.ours.marked, whole.leaks) == (False, True)
+
+
+def test_one_image_more_does_not_make_an_attack_the_best_known() -> None:
+    ranks = [0.0] * 30 + [50.0] * 2
+    sharp = replace(made([25.0] * 32), identification={"correlation": ranked([[rank] for rank in ranks])})
+    blurred = replace(made([12.0] * 32, attack="idlg"), identification={"correlation": ranked([[0.0]] * 32)})
+    cards = cards_of(sharp, blurred)
+    assert {card.best.value if card.best else None for card in cards.values()} == {25.0}
+    assert cards["none", "idlg"].reasons == ("dlg reaches PSNR 25.00 dB and finds 94 % of the images first",)
+    few = replace(sharp, identification={"correlation": ranked([[0.0]] * 20 + [[50.0]] * 12)})
+    assert {card.best.value if card.best else None for card in cards_of(few, blurred).values()} == {12.0}
+    assert cards_of(few, blurred)["none", "idlg"].reasons == ()
+
+
+@pytest.mark.parametrize("informed", [False, True])
+def test_a_cap_that_no_informed_attack_stands_behind_is_unreliable(informed: bool, tmp_path: Path) -> None:
+    curve = Curve(
+        attack="dlg", informed=informed, measure="reconstruction", null=None, plain=None, distances=[[[0.5]]],
+        means=[0.5], bands=[[0.5, 0.5]], performances=[0.2], cap=0.2,
+    )  # fmt: skip
+    mechanism = MechanismResult(name="DP [1]", defense="gaussian-noise", field="std", strengths=[], curves=[curve])
+    study = TradeoffRecord(
+        spec={}, status="done", seeds=[0], plain_accuracy=0.9, mechanisms=[mechanism], bounds=[1.0, 10.0],
+        run=made().run,
+    )  # fmt: skip
+    (tmp_path / "records").mkdir()
+    write_tradeoff(study, tmp_path / "records")
+    row = {"row": "DP [1]", "column": "Reconstruction", "unit": ""}
+    expected = {"paper": "spn", "table": "Table 8", "rows": [{**row, "value": 0.57}]}
+    result = {"values": [{**row, "value": 0.2, "interval": None, "records": ["records/tradeoff.json"]}]}
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    (card,) = find_cards(tmp_path)
+    assert card.reasons == (() if informed else ("no audit by an attack that knows the defense",))
+    assert card.unreliable is not informed
 
 
 def test_of_several_runs_the_largest_and_newest_counts_and_failed_ones_do_not() -> None:

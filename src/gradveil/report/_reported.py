@@ -1,11 +1,14 @@
 """What papers print, read from the experiments: `expected.json`, and `result.json` beside it where one was run."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradveil._tradeoff_record import read_tradeoff
 from gradveil.errors import RecordError
+from gradveil.record import read
 
 _OF_ATTACKS = ("record.json", "decoding.json", "tradeoff.json")
 
@@ -26,6 +29,8 @@ class Reported:
         record: behind ours, relative to the folder that was searched; empty if there is none.
         records: how many stand behind it.
         attacked: whether one of them is that of an attack, and not of a training or a search alone.
+        informed: whether one of them is that of an attack that knows the defense, or has no defense; None of a single
+            audit, whose own card tells.
     """
 
     paper: str
@@ -39,6 +44,7 @@ class Reported:
     record: str
     records: int
     attacked: bool
+    informed: bool | None
 
     @property
     def difference(self) -> float | None:
@@ -82,7 +88,25 @@ def _reported(
         record=places[0] if len(places) == 1 else "",
         records=len(places),
         attacked=any(Path(name).name in _OF_ATTACKS for name in records),
+        informed=_informed([experiment / name for name in records], row["row"]),
     )
+
+
+def _informed(files: Sequence[Path], row: str) -> bool | None:
+    """Tell whether an attack knows the defense: decoders do, trade-offs and audits say it."""
+    if len(files) == 1 and files[0].name == "record.json":
+        return None
+    return any(_knows(file, row) for file in files if file.name in _OF_ATTACKS and file.exists())
+
+
+def _knows(file: Path, row: str) -> bool:
+    if file.name == "decoding.json":
+        return True
+    if file.name == "tradeoff.json":
+        found = [one for one in read_tradeoff(file).mechanisms if one.name == row]
+        return any(curve.informed for one in found for curve in one.curves)
+    made = read(file)
+    return not made.defenses or made.threat.adaptive
 
 
 def _json(file: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Cards: for a defense, an attack, a data set and a model, the paper's figure, ours, and the best known attack's."""
+"""Cards: for a defense, an attack, data, a model and a batch size, the paper's figure, ours and the best known one."""
 
 import dataclasses
 import hashlib
@@ -21,11 +21,12 @@ FEWEST = 8
 
 _DIVERGED = 0.1
 _CLEARLY = 0.1  # of the images found first, by which one attack is better than another
+_NOBODY = "no audit by an attack that knows the defense"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A mean over the private images of one record.
+    """A mean over the private images of one record, or over those that its client marked as sensitive.
 
     Args:
         attack: spec string.
@@ -34,6 +35,7 @@ class Figure:
         unit: such as dB.
         higher_is_better: whether a larger number is a closer reconstruction.
         value: the mean.
+        marked: whether it is of the marked images alone.
         low: end of its 95 % interval over updates.
         high: the other end.
         std: standard deviation over the images.
@@ -51,6 +53,7 @@ class Figure:
     unit: str
     higher_is_better: bool
     value: float
+    marked: bool
     low: float
     high: float
     std: float
@@ -69,17 +72,18 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultCard:
-    """One defense against one attack on one model and data set.
+    """One defense against one attack on one model and data set, and one number of images behind an update.
 
     Args:
         defense: spec strings in one line, `none` for none; of a table without a single record, its row.
         attack: spec string; of a table without a single record, its column.
         data: spec string of the data set.
         model: spec string of the network, and its state.
+        batch_size: private images behind one update; 0 where no single record stands behind the card.
         reported: what papers print for it, beside our number for the same cell; empty where no table has it.
         ours: of this attack, None where no single record stands behind the card.
-        best: of the strongest attack on the same defense, data set and model; None without `ours`.
-        leaks: the verdict of the record, None if there is none.
+        best: of the strongest attack on the same defense, data set, model and batch size; None without `ours`.
+        leaks: the verdict on the images of `ours`, None if there is none.
         accuracy: of the network, None if unknown.
         unreliable: whether the figure may flatter the defense.
         reasons: why it may.
@@ -91,6 +95,7 @@ class ResultCard:
     attack: str
     data: str
     model: str
+    batch_size: int
     reported: tuple[Reported, ...]
     ours: Figure | None
     best: Figure | None
@@ -104,7 +109,8 @@ class ResultCard:
     @property
     def name(self) -> str:
         """A file name that no other card has."""
-        text = "|".join((self.defense, self.attack, self.data, self.model))
+        size = f"batch {self.batch_size}" if self.batch_size > 1 else ""
+        text = "|".join(filter(None, (self.defense, self.attack, self.data, self.model, size)))
         words = re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-")[:80]
         return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -124,22 +130,28 @@ class Found:
     row: Row
 
     @property
-    def network(self) -> tuple[str, str]:
-        """The data set and the network."""
+    def setting(self) -> tuple[str, str, int]:
+        """The data set, the network, and how many images are behind an update: more are harder to find."""
         data = str(self.record.spec.get("audit", {}).get("dataset", ""))
-        return data, f"{self.row.model}, {self.row.state}"
+        return data, f"{self.row.model}, {self.row.state}", self.row.batch_size
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> tuple[str, str, tuple[str, str, int]]:
         """What a card is about."""
-        return self.row.defense, self.row.attack, *self.network
+        return self.row.defense, self.row.attack, self.setting
+
+    @property
+    def judged(self) -> Row:
+        """The images that count: the marked ones, where a client marked some, because papers score these."""
+        return self.row.marked or self.row
 
     def figure(self) -> Figure | None:
         """Return the mean of the first metric of the verdict; None if nothing was scored."""
-        names = preferred(self.row.metrics, VERDICT_METRICS)
+        row = self.judged
+        names = preferred(row.metrics, VERDICT_METRICS)
         if not names:
             return None
-        metric, views = self.row.metrics[names[0]], preferred(self.row.identification, VERDICT_VIEWS)
+        metric, views = row.metrics[names[0]], preferred(row.identification, VERDICT_VIEWS)
         return Figure(
             attack=self.row.attack,
             informed=self.row.adaptive,
@@ -147,6 +159,7 @@ class Found:
             unit=metric.unit,
             higher_is_better=metric.higher_is_better,
             value=metric.summary.mean,
+            marked=self.row.marked is not None,
             low=metric.interval[0],
             high=metric.interval[1],
             std=metric.summary.std,
@@ -154,7 +167,7 @@ class Found:
             threshold=metric.threshold,
             above=metric.above,
             nulls=dict(metric.nulls),
-            found_first=self.row.identification[views[0]].rate if views else None,
+            found_first=row.identification[views[0]].rate if views else None,
             record=self.place,
         )
 
@@ -176,7 +189,7 @@ def find_cards(folder: Path) -> list[ResultCard]:
 
 
 def make_cards(records: Iterable[tuple[str, Record]], reported: Sequence[Reported] = ()) -> list[ResultCard]:
-    """Make one card per defense, attack, data set and model; of several such records the largest and newest counts.
+    """Make one card per defense, attack, data set, model and batch size; of several records the largest, newest counts.
 
     Args:
         records: with the places they were found at; failed ones are passed over.
@@ -190,8 +203,8 @@ def make_cards(records: Iterable[tuple[str, Record]], reported: Sequence[Reporte
     done = [(place, record) for place, record in records if record.status == "done" and record.scores]
     rows = summarize([record for _, record in done])
     all_found = [Found(place=place, record=record, row=row) for (place, record), row in zip(done, rows, strict=True)]
-    cards: dict[tuple[str, str, str, str], Found] = {}
-    for found in sorted(all_found, key=lambda one: (one.row.victims * one.row.batch_size, one.record.run.date)):
+    cards: dict[tuple[str, str, tuple[str, str, int]], Found] = {}
+    for found in sorted(all_found, key=lambda one: (one.row.victims, one.record.run.date)):
         cards[found.key] = found
     single = {found.place: found.key for found in all_found}
     own = [
@@ -230,20 +243,22 @@ def _visible(folder: Path, name: str) -> list[Path]:
 
 def _card(found: Found, others: Sequence[Found], reported: Sequence[Reported]) -> ResultCard:
     row, ours = found.row, found.figure()
-    alike = [one for one in others if (one.network, one.row.defense) == (found.network, row.defense)]
+    alike = [one for one in others if (one.setting, one.row.defense) == (found.setting, row.defense)]
     figures = [figure for one in alike if (figure := one.figure()) and ours and figure.metric == ours.metric]
-    best = max(figures, key=_closeness, default=ours)
-    reasons = (*_weak(found), *_untested(found, alike, others), *_beaten(ours, best))
-    data, model = found.network
+    best = _strongest(figures) if figures else ours
+    reasons = (*_weak(found), *_untested(found, alike, others), *_beaten(ours, best, figures))
+    data, model, batch_size = found.setting
+    verdict = found.judged.verdict
     return ResultCard(
         defense=row.defense,
         attack=row.attack,
         data=data,
         model=model,
+        batch_size=batch_size,
         reported=tuple(reported),
         ours=ours,
         best=best,
-        leaks=row.verdict.leaks if row.verdict else None,
+        leaks=verdict.leaks if verdict else None,
         accuracy=row.accuracy,
         unreliable=bool(reasons),
         reasons=reasons,
@@ -254,37 +269,44 @@ def _card(found: Found, others: Sequence[Found], reported: Sequence[Reported]) -
 
 def _of_table(reported: Reported) -> ResultCard:
     """Make a card of a cell of a table that several records stand behind, or one that is no audit's."""
+    reasons = () if reported.informed else (_NOBODY,)
     return ResultCard(
         defense=reported.row,
         attack=reported.column,
         data="",
         model=f"{reported.paper}, {reported.table}",
+        batch_size=0,
         reported=(reported,),
         ours=None,
         best=None,
         leaks=None,
         accuracy=None,
-        unreliable=False,
-        reasons=(),
+        unreliable=bool(reasons),
+        reasons=reasons,
         record=reported.record,
         date="",
     )
 
 
+def _strongest(figures: Sequence[Figure]) -> Figure:
+    """Return the closest of those that find most images first, where one image more or less decides nothing."""
+    most = max(figure.found_first or 0.0 for figure in figures)
+    return max((one for one in figures if most - (one.found_first or 0.0) < _CLEARLY), key=_closeness)
+
+
 def _closeness(figure: Figure) -> tuple[float, float]:
-    """Order figures by what they give away: images found first, then the mean."""
-    return figure.found_first or 0.0, figure.value if figure.higher_is_better else -figure.value
+    return figure.value if figure.higher_is_better else -figure.value, figure.found_first or 0.0
 
 
 def _weak(found: Found) -> list[str]:
-    images, outcome = found.row.victims * found.row.batch_size, found.record.outcome
+    images, outcome = found.judged.victims * found.judged.batch_size, found.record.outcome
     reasons = [f"{images} private images are few"] if images < FEWEST else []
     diverged = sum(outcome.diverged) / max(len(outcome.diverged), 1)
     if diverged > _DIVERGED:
         reasons.append(f"the attack diverged on {100 * diverged:.0f} % of the updates")
     if found.row.mostly_short:
         reasons.append(short(found.row))
-    if found.row.verdict is None:
+    if found.judged.verdict is None:
         reasons.append("nothing was scored that could decide whether it leaks")
     return reasons
 
@@ -296,22 +318,31 @@ def _untested(found: Found, alike: Sequence[Found], others: Sequence[Found]) -> 
         return []
     if not any(one.row.adaptive for one in alike):
         why = "; ".join(filter(None, row.reasons.values()))
-        reasons.append(f"nobody who knows the defense was run{f': {why}' if why else ''}")
-    same = [one for one in others if one.network == found.network and one.row.attack == row.attack]
-    plain = [one.row.verdict for one in same if not one.row.defenses and one.row.verdict]
-    if row.verdict and not row.verdict.leaks and not row.adaptive and not any(verdict.leaks for verdict in plain):
+        reasons.append(f"{_NOBODY}{f': {why}' if why else ''}")
+    same = [one for one in others if one.setting == found.setting and one.row.attack == row.attack]
+    plain = [one.judged.verdict for one in same if not one.row.defenses and one.judged.verdict]
+    verdict = found.judged.verdict
+    if verdict and not verdict.leaks and not row.adaptive and not any(one.leaks for one in plain):
         known = "shows no leak without the defense either" if plain else "was never run without the defense"
-        reasons.append(f"no leak was shown, but the same attack {known}")
+        reasons.append(f"no leak was shown, but on this network the same attack {known}")
     return reasons
 
 
-def _beaten(ours: Figure | None, best: Figure | None) -> list[str]:
+def _beaten(ours: Figure | None, best: Figure | None, figures: Sequence[Figure]) -> list[str]:
     """Say that another attack on the same defense is better, where the difference is no accident."""
     if ours is None or best is None or best.record == ours.record:
         return []
-    closer = best.low > ours.high if ours.higher_is_better else best.high < ours.low
-    if not closer and (best.found_first or 0.0) - (ours.found_first or 0.0) < _CLEARLY:
+    better = [figure for figure in figures if _is_better(figure, ours)]
+    if not better:
         return []
+    best = _strongest(better)
     who = f"{best.attack}{', who knows the defense,' if best.informed else ''}"
     finds = "" if best.found_first is None else f" and finds {100 * best.found_first:.0f} % of the images first"
     return [f"{who} reaches {best.metric} {number(best.value, unit=best.unit)} {best.unit}".strip() + finds]
+
+
+def _is_better(one: Figure, other: Figure) -> bool:
+    """Tell whether an attack clearly finds more images first, or as many and comes closer."""
+    more = (one.found_first or 0.0) - (other.found_first or 0.0)
+    closer = one.low > other.high if one.higher_is_better else one.high < other.low
+    return more >= _CLEARLY or (abs(more) < _CLEARLY and closer)
