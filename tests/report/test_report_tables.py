@@ -13,7 +13,18 @@ from synthetic_runs import constant, make_record, psnr, ranked
 
 from gradveil.metrics import bootstrap_interval
 from gradveil.record import Outcome, Record, Scores, Threat
-from gradveil.report import facts, overall, pairs, side_by_side, statistics, summarize, to_csv, to_rich, worst
+from gradveil.report import (
+    facts,
+    overall,
+    pairs,
+    render,
+    side_by_side,
+    statistics,
+    summarize,
+    to_csv,
+    to_rich,
+    worst,
+)
 
 
 def failed(error: str = "out of memory") -> Record:
@@ -74,6 +85,19 @@ def test_every_statistic_stands_in_the_terminal_within_a_hundred_columns() -> No
     assert line[:5] == ["1", "15.25", f"{spread:.2f}", f"{low:.2f}–{high:.2f}", "24.00"]
     assert line[5:] == ["25.0%", "50.0%", "30.00", "75.0%", "13.00", "own", "mean", "colour"]
     assert any("≥ 20 dB" in line for line in lines)
+
+
+def test_two_readings_of_one_metric_are_told_apart() -> None:
+    record = make_record()
+    both = replace(record, scores={**record.scores, "ssim:padding=zeros": record.scores["ssim"]})
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(statistics(summarize([both])))
+    assert isinstance(console.file, io.StringIO)
+    heads = [line.split() for line in console.file.getvalue().splitlines() if "SSIM" in line]
+    assert [head[-1] for head in heads] == ["0.5", "padding=zeros"]
+    page = render([both], [{}])
+    assert re.findall(r">(SSIM[^<]*)</th>", page) == ["SSIM", "SSIM, padding=zeros"]
+    assert "<h3>SSIM, padding=zeros</h3>" in page
 
 
 def test_names_of_cells_take_no_width_from_the_statistics() -> None:

@@ -26,7 +26,8 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
     """Draw one line per metric of the verdict and cell; it fits 100 columns.
 
     Scores are against the private image, but for one column against what the model saw. `share over` counts the images
-    that reach the threshold named beside the metric, `best null` is the guess that knows nothing and comes closest.
+    that reach the threshold named beside the metric, `best null` is the guess that knows nothing and comes closest; the
+    settings of a metric stand at the end of its line.
 
     Args:
         rows: of the cells.
@@ -49,7 +50,8 @@ def statistics(rows: Sequence[Row], *, names: Sequence[str] = ()) -> Table:
         having = [row for row in rows if name in row.metrics]
         first = having[0].metrics[name]
         limit = threshold(first.threshold, unit=first.unit, higher_is_better=first.higher_is_better)
-        table.add_row("", Text(first.title, style="bold"), first.unit, "", "", limit)
+        settings = Text(name.partition(":")[2], style="bold")
+        table.add_row("", Text(first.title, style="bold"), first.unit, "", "", limit, "", "", "", settings)
         for row in having:
             table.add_row(str(row.number), *_line(row.metrics[name], row))
             if row.marked:

@@ -104,6 +104,17 @@ def spaced(spec: str) -> str:
     return spec.replace(":", ": ").replace(",", ", ")
 
 
+def reading(title: str, name: str) -> str:
+    """Name a metric with its settings, which tell two readings of one metric apart.
+
+    Example:
+        >>> reading("SSIM", "ssim:padding=zeros"), reading("PSNR", "psnr")
+        ('SSIM, padding=zeros', 'PSNR')
+    """
+    settings = name.partition(":")[2]
+    return f"{title}, {spaced(settings)}" if settings else title
+
+
 def labels(row: Row) -> str:
     """Say what the attack learned of the labels.
 

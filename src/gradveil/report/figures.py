@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradveil.record import Record, Scores
-from gradveil.report._words import null_label, number
+from gradveil.report._words import null_label, number, reading
 
 TIER = 17
 """Height of a line of labels, in pixels."""
@@ -151,7 +151,7 @@ def _plot(name: str, scores: Mapping[int, Scores]) -> Plot:
     axis = _axis(list(scores.values()))
     return Plot(
         name=name,
-        title=f"{first.title or name}{f' in {first.unit}' if first.unit else ''}",
+        title=f"{reading(first.title, name) if first.title else name}{f' in {first.unit}' if first.unit else ''}",
         higher_is_better=first.higher_is_better,
         ticks=axis.ticks(),
         strips=tuple(_strip(number, score, axis) for number, score in scores.items()),
