@@ -13,7 +13,7 @@ from synthetic_runs import draws, make_record, psnr, ranked
 
 from gradveil.grid import Settings, run_audit
 from gradveil.record import Record
-from gradveil.report import render, statistics, summarize, to_rich
+from gradveil.report import facts, render, statistics, summarize, to_csv, to_rich
 from gradveil.spec import AuditSpec
 
 MARKS = [[False, True], [False, False], [True, True]]
@@ -72,6 +72,15 @@ def test_terminal_and_page_show_marked_samples() -> None:
     assert "marked" in text.split("statistics over")[0]
     assert "1, marked" in text
     assert "1, marked samples alone" in render([record(MARKS)], [{}], redact=True)
+
+
+def test_spreadsheet_and_json_hold_the_statistics_of_marked_samples() -> None:
+    marked, unsaid = facts(summarize([record(MARKS), record([])]))
+    assert marked["psnr_mean"] == unsaid["psnr_mean"] == pytest.approx(np.mean(VALUES))
+    assert marked["marked_psnr_mean"] == pytest.approx((9.0 + 12.0 + 13.0) / 3)
+    assert marked["marked_identified_correlation_rate"] == pytest.approx(1 / 3)
+    assert "marked_psnr_mean" in to_csv(summarize([record(MARKS)])).splitlines()[0]
+    assert not any(name.startswith("marked") for name in unsaid)
 
 
 def test_the_record_of_an_audit_keeps_which_images_were_marked(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from gradveil.report.tables import Row
 
 Flat: TypeAlias = dict[str, str | float | bool | None]
-"""Statistics of one cell by name, such as `psnr_mean` or `identified_correlation_rate`; shares are fractions of 1."""
+"""Statistics of one cell by name, such as `psnr_mean` or `identified_correlation_rate`; shares are fractions of 1, and
+those of the samples that a client marked begin with `marked_`."""
 
 
 def facts(rows: Sequence[Row]) -> list[Flat]:
@@ -41,8 +42,12 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def _fields(row: Row) -> Flat:
+    alone = _score_fields(row.marked) if row.marked else {}
+    return {**_cell_fields(row), **_score_fields(row), **{f"marked_{name}": value for name, value in alone.items()}}
+
+
+def _score_fields(row: Row) -> Flat:
     return {
-        **_cell_fields(row),
         **{key: value for name in row.metrics for key, value in _metric_fields(row, name).items()},
         **{key: value for view in row.identification for key, value in _identification_fields(row, view).items()},
     }
