@@ -140,6 +140,16 @@ def test_who_knows_nothing_has_a_cap_too_and_a_mean_is_not_all_that_is_said() ->
     assert spread(replace(curve, measure="tracing"), 1) == "std 0.816, closest 0.000"  # 1, 2, 1, 0
 
 
+def test_who_knows_nothing_is_measured_on_the_victims_of_every_seed() -> None:
+    seeds = seeds_of(measured(0.2, [1.0, 0.0]))
+    weak = seeds[1]["gaussian-noise:std=1e-3"]
+    other = replace(weak, attacked=[replace(weak.attacked[0], nulls={"reconstruction": 0.5})])
+    made = mechanism_result(SWEEP, [seeds[0], {**seeds[1], "gaussian-noise:std=1e-3": other}])
+    assert made.curves[0].null == pytest.approx((0.9 + 0.5) / 2)
+    unsaid = replace(weak, attacked=[replace(weak.attacked[0], nulls={})])
+    assert mechanism_result(SWEEP, [seeds[0], {**seeds[1], "gaussian-noise:std=1e-3": unsaid}]).curves[0].null is None
+
+
 def test_no_cap_is_given_where_a_strength_has_no_accuracy() -> None:
     made = mechanism_result(SWEEP, seeds_of(measured(None, [1.0, 0.0], ratio=0.1, error="the loss became nan")))
     assert (made.strengths[1].accuracy, made.strengths[1].errors) == (None, ["the loss became nan"])

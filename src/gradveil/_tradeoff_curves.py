@@ -107,7 +107,7 @@ def _curve(
     whole = [[one.distances[measure] for one in row if one and measure in one.distances] for row in rows]
     if any(len(found) != len(row) for found, row in zip(whole, grid, strict=True)):
         return None
-    distances, first = np.asarray(whole, dtype=np.float64), rows[0][0]
+    distances = np.asarray(whole, dtype=np.float64)
     known = [[cell.accuracy for cell in row] for row in grid]
     trained = all(accuracy is not None for row in known for accuracy in row)
     accuracies = np.asarray(known if trained else np.ones(distances.shape[:2]), dtype=np.float64)
@@ -116,7 +116,7 @@ def _curve(
         attack=attack,
         informed=informed,
         measure=measure,
-        null=first.nulls.get(measure) if first else None,
+        null=_null([row[0] for row in rows], measure),
         plain=_plain(plain, attack, measure),
         distances=distances.tolist(),
         means=means.tolist(),
@@ -129,6 +129,12 @@ def _curve(
 
 def _found(cell: Measured, attack: str, informed: bool) -> Attacked | None:
     return next((one for one in cell.attacked if (one.attack, one.informed) == (attack, informed)), None)
+
+
+def _null(firsts: Sequence[Attacked | None], measure: str) -> float | None:
+    """Return the mean over seeds, each with victims of its own, of who knows nothing; None if a seed does not tell."""
+    values = [one.nulls[measure] for one in firsts if one and measure in one.nulls]
+    return float(np.mean(values)) if len(values) == len(firsts) else None
 
 
 def _plain(cells: Sequence[Measured], attack: str, measure: str) -> float | None:
