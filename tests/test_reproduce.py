@@ -190,6 +190,8 @@ ADOPTABLE: list[tuple[dict[str, Any], bool]] = [
     ({"seed": 1}, False),
     ({"victims": 3}, False),
     ({"model_seed": 1}, False),
+    ({"decoys": 4}, False),
+    ({"precision": "float32"}, False),
     ({"knowledge": ("nothing",)}, False),
 ]
 

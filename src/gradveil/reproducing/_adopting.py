@@ -13,7 +13,7 @@ from gradveil.record import Record
 from gradveil.reproducing.plans import Part
 from gradveil.spec import AuditSpec, Cell, build, build_defenses
 
-_SAME = ("dataset", "split", "victims", "batch_size", "start", "mode", "seed", "normalize")
+_SAME = ("dataset", "split", "victims", "batch_size", "start", "mode", "seed", "normalize", "decoys", "precision")
 
 
 def adopt(part: Part, spec: AuditSpec, folder: Path, sources: Sequence[Path]) -> int:
@@ -39,7 +39,7 @@ def adopt(part: Part, spec: AuditSpec, folder: Path, sources: Sequence[Path]) ->
 
 
 def fits(made: Record, spec: AuditSpec, cell: Cell, *, checkpoint: str = "") -> bool:
-    """Tell whether a record is of a cell: same images, network, defenses, attack and knowledge, and all its metrics.
+    """Tell whether a record is of a cell: same images, network, defenses, attack, knowledge, decoys, and all metrics.
 
     Args:
         made: the record.
