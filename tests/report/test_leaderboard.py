@@ -132,6 +132,22 @@ def test_batches_of_another_size_have_cards_of_their_own() -> None:
     assert not any("reaches" in reason for card in cards for reason in card.reasons)
 
 
+def test_a_network_from_a_file_is_one_wherever_the_file_lay() -> None:
+    def attacked(values: Sequence[float], *, attack: str, file: str, accuracy: float | None) -> Record:
+        record = made(values, attack=attack)
+        return replace(record, network=replace(record.network, state=f"checkpoint:{file}", accuracy=accuracy))
+
+    weak = attacked(TIGHT, attack="dlg", file="nets/plain.safetensors", accuracy=0.7625)
+    strong = attacked(WIDE, attack="idlg", file="models/plain.safetensors", accuracy=0.7625)
+    card = cards_of(weak, strong)["none", "dlg"]
+    assert (card.best and card.best.attack, card.model) == ("idlg", "lenet, checkpoint:nets/plain.safetensors")
+    for accuracy in (0.7, None):  # another network of that name
+        other = attacked(WIDE, attack="dlg", file="nets/plain.safetensors", accuracy=accuracy)
+        cards = make_cards([("1/record.json", weak), ("2/record.json", other)])
+        assert len({card.name for card in cards}) == 2
+        assert all(card.best == card.ours for card in cards)
+
+
 def test_a_figure_is_of_the_images_that_a_client_marked() -> None:
     """A defense of some images promises nothing for the others."""
     values = [[30.0, value] for value in TIGHT]

@@ -21,6 +21,7 @@ FEWEST = 8
 
 _DIVERGED = 0.1
 _CLEARLY = 0.1  # of the images found first, by which one attack is better than another
+_CHECKPOINT = "checkpoint:"
 _NOBODY = "no audit by an attack that knows the defense"
 
 
@@ -112,7 +113,8 @@ class ResultCard:
         size = f"batch {self.batch_size}" if self.batch_size > 1 else ""
         text = "|".join(filter(None, (self.defense, self.attack, self.data, self.model, size)))
         words = re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-")[:80]
-        return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        whole = f"{text}|{self.accuracy}" if _CHECKPOINT in self.model else text
+        return f"{words}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +134,8 @@ class Found:
     @property
     def setting(self) -> tuple[str, str, int]:
         """The data set, the network, and how many images are behind an update: more are harder to find."""
-        data = str(self.record.spec.get("audit", {}).get("dataset", ""))
-        return data, f"{self.row.model}, {self.row.state}", self.row.batch_size
+        row, data = self.row, str(self.record.spec.get("audit", {}).get("dataset", ""))
+        return data, f"{row.model}, {_known(row.state, row.accuracy)}", row.batch_size
 
     @property
     def key(self) -> tuple[str, str, tuple[str, str, int]]:
@@ -241,19 +243,26 @@ def _visible(folder: Path, name: str) -> list[Path]:
     return [p for p in folder.rglob(name) if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
 
 
+def _known(state: str, accuracy: float | None) -> str:
+    """Tell a network from a file by the file's name and its accuracy: folders are called otherwise elsewhere."""
+    if not state.startswith(_CHECKPOINT):
+        return state
+    return state if accuracy is None else f"{Path(state.removeprefix(_CHECKPOINT)).stem} {accuracy}"
+
+
 def _card(found: Found, others: Sequence[Found], reported: Sequence[Reported]) -> ResultCard:
     row, ours = found.row, found.figure()
     alike = [one for one in others if (one.setting, one.row.defense) == (found.setting, row.defense)]
     figures = [figure for one in alike if (figure := one.figure()) and ours and figure.metric == ours.metric]
     best = _strongest(figures) if figures else ours
     reasons = (*_weak(found), *_untested(found, alike, others), *_beaten(ours, best, figures))
-    data, model, batch_size = found.setting
+    data, _, batch_size = found.setting
     verdict = found.judged.verdict
     return ResultCard(
         defense=row.defense,
         attack=row.attack,
         data=data,
-        model=model,
+        model=f"{row.model}, {row.state}",
         batch_size=batch_size,
         reported=tuple(reported),
         ours=ours,
