@@ -53,6 +53,8 @@ def test_an_audit_writes_a_run_folder_and_says_where_the_report_is(tmp_path: Pat
     result = ok(f"{AUDIT} --out run")
     assert "report: run/report.html" in result.stdout
     assert "mlp" in result.stdout
+    assert "statistics over all private images" in result.stdout
+    assert result.stdout == ok("report run").stdout
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     ((_, made, images),) = load_run(tmp_path / "run")
     assert made.status == "done"

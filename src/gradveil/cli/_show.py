@@ -1,12 +1,12 @@
 """What the terminal shows."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from gradveil import engine
+from gradveil import engine, report
 
 console = Console(stderr=True)
 """Messages and progress; results go to standard output."""
@@ -18,6 +18,14 @@ def say(kind: str, message: object) -> None:
     """Write one sentence to standard error, after a word in bold red that says what kind it is."""
     console.print(f"[bold red]{kind}:[/] ", end="")
     console.print(str(message), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_cells(rows: Sequence[report.Row]) -> None:
+    """Print the results of a run, the informed adversary beside the standard one, and what the means hide."""
+    output.print(report.to_rich(rows))
+    if report.pairs(rows):
+        output.print(report.side_by_side(rows))
+    output.print(report.statistics(rows))
 
 
 @contextlib.contextmanager

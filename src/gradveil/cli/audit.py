@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gradveil import report
 from gradveil.cli._device import chosen_device
-from gradveil.cli._show import console, output, progress_bar
+from gradveil.cli._show import console, output, progress_bar, show_cells
 from gradveil.cli.recorded import FurtherFiles, GrantedFolder, RecordedFiles, RecordedFlags, Together, run_recorded
 from gradveil.errors import SpecError
 from gradveil.grid import Settings, run_audit
@@ -109,9 +109,7 @@ def _run(
     if as_json:
         _print_json({"folder": str(folder), "report": str(page), "cells": report.facts(rows)})
     else:
-        output.print(report.to_rich(rows))
-        if report.pairs(rows):
-            output.print(report.side_by_side(rows))
+        show_cells(rows)
         output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     if any(made.status == "failed" for made in records):
         raise typer.Exit(1)

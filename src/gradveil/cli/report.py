@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from gradveil import report
-from gradveil.cli._show import output
+from gradveil.cli._show import output, show_cells
 from gradveil.errors import SpecError
 
 
@@ -38,9 +38,5 @@ def _page(run: Path, *, redact: bool) -> None:
         output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
         return
     page = report.build(run, redact=redact)
-    rows = report.summarize([record for _, record in report.load_records(run)])
-    output.print(report.to_rich(rows))
-    if report.pairs(rows):
-        output.print(report.side_by_side(rows))
-    output.print(report.statistics(rows))
+    show_cells(report.summarize([record for _, record in report.load_records(run)]))
     output.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
