@@ -196,6 +196,8 @@ def test_a_cap_that_no_informed_attack_stands_behind_is_unreliable(informed: boo
     (card,) = find_cards(tmp_path)
     assert card.reasons == (() if informed else ("no audit by an attack that knows the defense",))
     assert card.unreliable is not informed
+    (tmp_path / "records" / "tradeoff.json").write_text("{}")
+    assert find_cards(tmp_path)[0].unreliable
 
 
 def test_of_several_runs_the_largest_and_newest_counts_and_failed_ones_do_not() -> None:

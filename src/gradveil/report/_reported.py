@@ -102,10 +102,13 @@ def _informed(files: Sequence[Path], row: str) -> bool | None:
 def _knows(file: Path, row: str) -> bool:
     if file.name == "decoding.json":
         return True
-    if file.name == "tradeoff.json":
-        found = [one for one in read_tradeoff(file).mechanisms if one.name == row]
-        return any(curve.informed for one in found for curve in one.curves)
-    made = read(file)
+    try:
+        if file.name == "tradeoff.json":
+            found = [one for one in read_tradeoff(file).mechanisms if one.name == row]
+            return any(curve.informed for one in found for curve in one.curves)
+        made = read(file)
+    except RecordError:
+        return False  # what cannot be read vouches for nothing
     return not made.defenses or made.threat.adaptive
 
 
