@@ -24,7 +24,7 @@ from gradveil.grid import Settings, draw, load_material
 from gradveil.obscuring import mark_of
 from gradveil.record import Identification, Run, Scores, about_this_run
 from gradveil.spec import AuditSpec, Cell, build, build_defenses, build_metrics, parse_knowledge
-from gradveil.storage import TensorFolder, refuse_another, write_atomically
+from gradveil.storage import TensorFolder, content_hash, refuse_another, write_atomically
 from gradveil.types import Auxiliary, Batch, Knowledge
 
 FILE = "decoding.json"
@@ -145,7 +145,8 @@ class DecodingRecord:
 def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None = None) -> Decoded:
     """Encode, share, recover and decode as a spec says, and write `decoding.json` into a folder.
 
-    An interrupted attack on gradients goes on where it was. A folder with the record of another spec is refused.
+    An interrupted run of the same spec goes on where it was; another spec in its folder begins anew. A folder with the
+    record of another spec is refused.
 
     Args:
         spec: what to decode.
@@ -153,9 +154,9 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
         settings: device, data folder, progress.
     """
     settings, audit, cell = settings or Settings(), spec.audit, spec.cell()
-    mark = mark_of(cell.build_defenses())
-    refuse_another(folder / FILE, {"spec": _spec_of(spec), "extractor": mark})
-    unfinished = TensorFolder(folder / "unfinished", mark)
+    about = {"spec": _spec_of(spec), "attack": _attack_of(spec), "extractor": mark_of(cell.build_defenses())}
+    refuse_another(folder / FILE, about)
+    unfinished = TensorFolder(folder / "unfinished", content_hash(json.dumps(about)))
     place = settings.place()
     material = load_material(audit, settings)
     prepared = prepare(audit, cell, material.dataset, folder=folder, settings=settings)
@@ -169,7 +170,13 @@ def run_decoding(spec: DecodingSpec, folder: Path, *, settings: Settings | None 
     )
     batch, knowledge = draw(audit, material.dataset).to(place), parse_knowledge(audit.knowledge)
     auxiliary = _with_extractor(material.public, client, batch, knowledge)
-    runtime = Runtime(precision=audit.precision, chunk=settings.chunk, progress=settings.progress, store=unfinished)
+    runtime = Runtime(
+        precision=audit.precision,
+        chunk=settings.chunk,
+        progress=settings.progress,
+        store=unfinished,
+        save_every=settings.save_every,
+    )
     decoder, trials = _searched(spec, client, auxiliary, runtime)
     result = audit_decoding(
         batch,
@@ -210,12 +217,16 @@ def _spec_of(spec: DecodingSpec) -> dict[str, Any]:
     return {**spec.audit.to_dict(), "decoding": {"decoder": spec.decoder, "rounds": spec.rounds, **searched}}
 
 
+def _attack_of(spec: DecodingSpec) -> str:
+    return spec.cell().attack if spec.recovered else ""
+
+
 def to_record(result: Decoded, spec: DecodingSpec, batch: Batch) -> DecodingRecord:
     """Write a decoding down."""
     return DecodingRecord(
         spec=_spec_of(spec),
         oracle=_ORACLE if result.oracle else "",
-        attack=spec.cell().attack if result.recovered else "",
+        attack=_attack_of(spec),
         scores=dict(result.scores),
         identification=dict(result.identification),
         objective=result.decoding.objective.double().tolist(),

@@ -227,7 +227,7 @@ def test_an_interrupted_decoding_does_not_decode_again(tmp_path: Path, monkeypat
         late.setattr(decode_mixing, "_regress", stop)
         with pytest.raises(KeyboardInterrupt):
             _decodings.run(part, tmp_path / "killed", MEANS)
-    kept = sorted(file.stem.rpartition("_")[2][:7] for file in (tmp_path / "killed").rglob("*.safetensors"))
+    kept = sorted(file.stem[8:].rpartition("_")[2][:7] for file in (tmp_path / "killed").rglob("*.safetensors"))
     assert kept == ["decoded", "mapping", "similar"]
     with monkeypatch.context() as early:
         early.setattr(decode_mixing, "train_similarity", stop)

@@ -28,7 +28,7 @@ from gradveil.reproducing._kinds import Means, matches, slug
 from gradveil.reproducing.measuring import Measurement, of_mean, of_shares
 from gradveil.reproducing.plans import Part, Wanted
 from gradveil.spec import build, build_defenses
-from gradveil.storage import TensorFolder, refuse_another, write_atomically
+from gradveil.storage import TensorFolder, content_hash, refuse_another, write_atomically
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Knowledge
 
@@ -83,11 +83,16 @@ def run(part: Part, folder: Path, means: Means) -> None:
     for defenses in table["defenses"]:
         spec, place = {**table, "defenses": [defenses]}, folder / slug(defenses)
         if (place / FILE).exists():
-            refuse_another(place / FILE, {"spec": spec, "extractor": mark_of(build_defenses(defenses))})
+            refuse_another(place / FILE, _about(spec, defenses))
             continue
         made = _decode(spec, defenses, dataset, place, means)
         write_atomically(place / FILE, json.dumps(asdict(made), indent=1, allow_nan=False).encode())
         TensorFolder(place / "unfinished").clear()
+
+
+def _about(spec: dict[str, Any], defenses: str) -> dict[str, Any]:
+    """Return what a record, and what an interrupted run has left, belong to."""
+    return {"spec": spec, "extractor": mark_of(build_defenses(defenses))}
 
 
 def measure(folder: Path, wanted: Wanted) -> Measurement | None:
@@ -151,7 +156,7 @@ def _decode(spec: dict[str, Any], defenses: str, dataset: Dataset, place: Path, 
         precision=spec["precision"],
         chunk=settings.chunk,
         progress=settings.progress,
-        store=TensorFolder(place / "unfinished", mark_of(build_defenses(defenses))),
+        store=TensorFolder(place / "unfinished", content_hash(json.dumps(_about(spec, defenses)))),
     )
     client, made, encodings = _encoded(spec, defenses, dataset, means)
     judge = _Judge(made, _decoys(spec, dataset).to(made.batch.inputs))
