@@ -141,6 +141,31 @@ def test_only_what_is_granted_reaches_the_decoder() -> None:
         decoders.build("decode-oracle")(nothing, streams=Streams())
 
 
+@pytest.mark.parametrize("needs", [Knowledge.AUXILIARY, Knowledge.ENCODING])
+def test_a_decoder_beside_an_oracle_is_not_told_what_that_is_told(needs: Knowledge) -> None:
+    seen: list[Encodings] = []
+
+    @final
+    class Spy(Decoder):
+        paper: ClassVar[Paper] = Paper("", "", 2020, "")
+        requires: ClassVar[Knowledge] = needs
+
+        @override
+        def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
+            seen.append(encodings)
+            return Decoding(images=encodings.images, objective=torch.zeros(1))
+
+    client = Client(model=network(), loss=F.cross_entropy, defenses=(Mixup(k=2),))
+    given = known_encodings(encode(private(), client, rounds=2), knowledge=ORACLE | Knowledge.AUXILIARY)
+    decoder = Spy()
+    decoder(given, streams=Streams())
+    (told,) = seen
+    assert torch.equal(told.images, given.images)
+    assert told.labels is given.labels
+    assert (told.weights is not None, Knowledge.ENCODING in told.knowledge) == (decoder.oracle, decoder.oracle)
+    assert given.weights is not None
+
+
 def test_the_attack_is_not_told_the_encoding_or_who_is_in_it() -> None:
     seen: list[Observation] = []
 

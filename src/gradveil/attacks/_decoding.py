@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self, final
 
 import torch
@@ -107,7 +107,7 @@ class Decoder(ABC):
         """Decode every group of encodings.
 
         Args:
-            encodings: what the adversary has; it is not changed.
+            encodings: what the adversary has; it is not changed. Weights reach oracles alone.
             streams: the decoder's randomness; bound to the groups here if it is not yet.
             runtime: precision and progress.
         """
@@ -116,9 +116,15 @@ class Decoder(ABC):
             needs, knows = ", ".join(missing.names()), ", ".join(encodings.knowledge.names()) or "nothing"
             raise KnowledgeError(f"{type(self).__name__} needs {needs}, but the adversary knows {knows}; grant it")
         runtime = runtime or Runtime(precision="float32")
+        seen = encodings if self.oracle else _without_weights(encodings)
         with runtime.numerics():
-            return self.decode(encodings, streams=streams.bind(len(encodings.images)), runtime=runtime)
+            return self.decode(seen, streams=streams.bind(len(seen.images)), runtime=runtime)
 
     @abstractmethod
     def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
         """Decode: the paper's algorithm and nothing else."""
+
+
+def _without_weights(encodings: Encodings) -> Encodings:
+    """Keep what only an oracle may use from who works on the same encodings beside one."""
+    return replace(encodings, weights=None, knowledge=encodings.knowledge & ~Knowledge.ENCODING)
