@@ -158,6 +158,8 @@ def test_a_wrong_setting_is_named(text: str, message: str) -> None:
         ("steps=1.5", "steps must be of type int, got '1.5'"),
         ("steps=nan", "steps must be of type int, got 'nan'"),
         ("steps=inf", "steps must be of type int, got 'inf'"),
+        ("rate=nan", "rate must be a number, got 'nan'"),
+        ("scales=1+NaN", "scales must be a number, got 'NaN'"),
         ("on=maybe", "on must be true or false, got 'maybe'"),
         ("kind=third", "kind must be one of first, second, got 'third'"),
         ("limit=few", "limit must be of type int, got 'few'"),

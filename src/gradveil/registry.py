@@ -5,6 +5,7 @@ A method is written `name` or `name:field=value,field=value`; a value without a 
 
 import dataclasses
 import importlib
+import math
 import pkgutil
 import re
 import types
@@ -111,9 +112,12 @@ def _convert_plain(text: str, kind: Any, where: str) -> Any:
         raise SpecError(f"{where} must be true or false, got '{text}'")
     try:
         whole = kind is int and re.fullmatch(r"[+-]?\d+", text) is None and float(text) == int(float(text))
-        return int(float(text)) if whole else kind(text)
+        value = int(float(text)) if whole else kind(text)
     except (ValueError, TypeError, OverflowError):
         raise SpecError(f"{where} must be of type {getattr(kind, '__name__', kind)}, got '{text}'") from None
+    if isinstance(value, float) and math.isnan(value):
+        raise SpecError(f"{where} must be a number, got '{text}'")
+    return value
 
 
 def _show(value: object) -> str:

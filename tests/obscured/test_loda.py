@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -328,8 +329,11 @@ def test_says_what_is_wrong() -> None:
         obscure_images(private(), Loda(steps=1, layers=("conv9",)), pool=None)
     with pytest.raises(UnsupportedModelError, match=r"no nn\.Conv2d"):
         Loda(extractor=Extractor("flat", nn.Flatten())).features(private())
-    with pytest.raises(ValueError, match="lr above 0"):
-        Loda(lr=0)
+    for settings in ({"lr": 0.0}, {"lr": math.inf}, {"c": -1.0}, {"c": math.nan}, {"c": math.inf}):
+        with pytest.raises(ValueError, match="lr above 0"):
+            Loda(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weight must be at least 0"):
+        DecodeLoda(weight=math.nan)
     with pytest.raises(DataError, match=r"layer '6' takes no images of \(1, 9, 9\) .*; name layers before it"):
         LayerFeatures(network(), ("0", "6")).outputs(torch.zeros(2, 1, 9, 9).double())
     with pytest.raises(ValueError, match="every private image needs"):

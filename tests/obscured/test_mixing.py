@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from typing import Literal, TypeAlias
 
 import pytest
@@ -258,3 +259,9 @@ def test_refuses_settings_that_make_no_sense(settings: dict[str, int], message: 
     for kind in (Mixup, InstaHide):
         with pytest.raises(ValueError, match=message):
             kind(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mean", [(125.3, 123.0), (math.nan, 0.5), (-0.1, 0.5)])
+def test_flips_signs_around_a_mean_that_pixels_can_have(mean: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"mean must lie in \[0, 1\]"):
+        InstaHide(mean=mean)

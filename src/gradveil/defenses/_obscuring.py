@@ -1,6 +1,7 @@
 """Obscured images: alike to a feature extractor, unlike to the eye."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -35,7 +36,7 @@ class Descent:
     lr: float
 
     def __post_init__(self) -> None:
-        if self.c < 0 or self.lr <= 0 or self.steps < 0:
+        if not (0 <= self.c < math.inf and 0 < self.lr < math.inf and self.steps >= 0):
             raise ValueError(f"c and steps must be at least 0 and lr above 0, got {self.c}, {self.steps} and {self.lr}")
 
 

@@ -68,6 +68,8 @@ class InstaHide(DataDefense):
 
     def __post_init__(self) -> None:
         _ = self.recipe
+        if not all(0 <= value <= 1 for value in self.mean):
+            raise ValueError(f"mean must lie in [0, 1] as pixels do, got {self.mean}; divide that of bytes by 255")
 
     @property
     def recipe(self) -> Recipe:

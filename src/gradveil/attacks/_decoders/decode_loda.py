@@ -1,5 +1,6 @@
 """Adaptive attack on obscured data: look for the image that the obscured one is stationary for."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -55,7 +56,7 @@ class DecodeLoda(Decoder):
     optimizer: Literal["descent", "adam"] = "descent"
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.steps < 1 or self.lr <= 0:
+        if not (0 <= self.weight < math.inf and self.steps >= 1 and 0 < self.lr < math.inf):
             came = f"{self.weight}, {self.steps} and {self.lr}"
             raise ValueError(f"weight must be at least 0, steps at least 1 and lr above 0, got {came}")
 
@@ -63,7 +64,10 @@ class DecodeLoda(Decoder):
     def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
         extractor = (encodings.auxiliary or Auxiliary()).extractor
         if extractor is None:
-            raise DataError("the adaptive attack needs the extractor of the defense; give Auxiliary(extractor=...)")
+            raise DataError(
+                "the adaptive attack needs the extractor of the defense; give Auxiliary(extractor=...), or grant the "
+                "defenses of a client that has loda"
+            )
         obscured = encodings.images.flatten(0, 1).clamp(0, 1)
 
         def objective(values: tuple[Tensor, ...]) -> Tensor:
