@@ -94,10 +94,19 @@ def _pooled(mixing: Mixup | InstaHide) -> str:
 
 
 def _check_fit(decoder: Decoder, defenses: Sequence[Defense], *, images: int) -> None:
-    """Refuse a decoder of other mixtures than the defense makes."""
+    """Refuse a decoder of what no defense makes, or of other mixtures than the defense makes."""
     mixing = next((one for one in defenses if isinstance(one, Mixup | InstaHide)), None)
-    if mixing is None or not isinstance(decoder, DecodeMixing | DecodeOracle):
+    if isinstance(decoder, DecodeLoda):
+        if not any(isinstance(one, Loda) for one in defenses):
+            raise SpecError("decode-loda undoes loda, which is not among the defenses; decode-mixing decodes mixtures")
         return
+    if not isinstance(decoder, DecodeMixing | DecodeOracle):
+        return
+    if mixing is None:
+        raise SpecError(
+            f"{decoders.name_of(decoder)} decodes mixtures, but neither mixup nor instahide is among the defenses; "
+            "decode-loda undoes loda"
+        )
     wanted: dict[str, object] = {"flipped": "yes" if isinstance(mixing, InstaHide) else "no"}
     if isinstance(decoder, DecodeMixing):
         wanted |= {"images": images, "k": mixing.k - mixing.from_pool, "from_pool": mixing.from_pool}

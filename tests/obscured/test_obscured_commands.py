@@ -160,6 +160,13 @@ def test_settings_of_the_adaptive_attack_are_searched_on_public_images(
         ("decode out --decoder decode-mixin", "did you mean decode-mixing"),
         ("decode out --search", "only decode-loda is searched for, got 'decode-mixing"),
         ("decode out --rounds 0", "rounds must be at least 1"),
+        (
+            "decode out --defense loda:steps=1",
+            "decode-mixing decodes mixtures, but neither mixup nor instahide is among",
+        ),
+        ("decode out --defense loda:steps=1 --decoder decode-oracle", "decode-loda undoes loda"),
+        ("decode out --defense none", "neither mixup nor instahide is among the defenses"),
+        ("decode out --decoder decode-loda", "loda, which is not among the defenses"),
         ("obscure images out --defense mixup", "images are obscured by loda, got 'mixup'"),
         ("obscure weights out --defense loda --settings lr=0", "lr must be above 0"),
     ],
