@@ -287,6 +287,16 @@ def test_a_study_trains_on_obscured_and_measures_on_clean_images() -> None:
     assert rows[1].worst_psnr == pytest.approx(float(decibels.max()))
 
 
+def test_a_study_asks_the_extractor_before_it_trains(tmp_path: Path) -> None:
+    colours = Extractor("colours", nn.Sequential(nn.Conv2d(3, 2, 3)), channels=3)
+    wrong = dataclasses.replace(study(tmp_path), defense=Loda(steps=1, extractor=colours))
+    with pytest.raises(DataError, match="1 channels, the extractor colours takes 3"):
+        study_weights(wrong, "mlp:hidden=8", [5.0])
+    with pytest.raises(ValueError, match="c and steps must be at least 0"):
+        study_weights(study(tmp_path), "mlp:hidden=8", [5.0, -1.0])
+    assert not any(tmp_path.iterdir())
+
+
 def test_an_obscured_set_says_what_was_reached_and_what_was_there_before(tmp_path: Path) -> None:
     runtime = Runtime(precision="float32", chunk=40, store=TensorFolder(tmp_path))
     whole = dataclasses.replace(study(runtime=runtime), defense=Loda(steps=30))

@@ -52,6 +52,36 @@ def test_several_architectures_are_studied_in_one_command(inside: Path) -> None:
     assert "accuracy" in result.stdout
 
 
+def test_a_study_keeps_the_rows_that_it_had_and_refuses_another_training(inside: Path) -> None:
+    line = (
+        "--count 32 --precision float32 --defense loda:steps=1 --device cpu --quiet --settings batch_size=256,epochs="
+    )
+    for began in ("weights study --c 5 --model mlp:hidden=8", "weights study --c 7 --model mlp:hidden=8"):
+        assert gradveil_(f"obscure {began} {line}1").exit_code == 0
+    result = gradveil_(f"obscure models study --model lenet --model lenet {line}1")
+    assert result.exit_code == 0, result.output
+    before = (inside / "study/study.json").read_bytes()
+    rows = [(row["architecture"], row["c"]) for row in json.loads(before)["rows"]]
+    assert rows == [("mlp:hidden=8", None), ("mlp:hidden=8", 5), ("mlp:hidden=8", 7), ("lenet", None), ("lenet", 20)]
+    refused = gradveil_(f"obscure models study --model lenet {line}2")
+    assert (refused.exit_code, "another training" in " ".join(refused.stderr.split())) == (2, True)
+    assert (inside / "study/study.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("weights study --model lenet --c 5 --c -1", "weights c must be finite and at least 0, got 5.0, -1.0"),
+        ("weights study --model lenet --c nan", "got nan; correct --c"),
+        ("models study --model lenet --model lenet20", "no model called 'lenet20'"),
+    ],
+)
+def test_a_study_trains_nothing_before_all_of_it_can_be_trained(inside: Path, line: str, message: str) -> None:
+    refused = gradveil_(f"obscure {line} --count 32 --defense loda:steps=1 {TINY}")
+    assert (refused.exit_code, message in " ".join(refused.output.split())) == (2, True)
+    assert not any(inside.iterdir())
+
+
 def test_obscured_images_come_with_a_sheet(inside: Path) -> None:
     result = gradveil_("obscure images out --count 9 --defense loda:steps=1 --public digits --device cpu --quiet")
     assert result.exit_code == 0, result.output

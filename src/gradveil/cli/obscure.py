@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,10 +100,12 @@ def weights(
         out=out, dataset=dataset, public=public, defense=defense, settings=settings, count=count, seed=seed,
         precision=precision, data_dir=data_dir, device=device,
     )  # fmt: skip
-    chosen = c or [10.0, 20.0, 30.0, 40.0, 50.0]
+    chosen = list(dict.fromkeys(c or [10.0, 20.0, 30.0, 40.0, 50.0]))
+    if not all(0 <= weight < math.inf for weight in chosen):
+        raise SpecError(f"weights c must be finite and at least 0, got {', '.join(map(str, chosen))}; correct --c")
     with progress_bar(quiet=quiet or as_json) as bar:
         study = wanted.study(bar)
-        refuse_another(out / "study.json", _about(study, wanted))
+        refuse_another(out / "study.json", _about_study(study, wanted))
         rows = obscuring.study_weights(study, model, chosen)
     _finish(rows, study, wanted, as_json=as_json)
 
@@ -128,10 +131,10 @@ def models(
         out=out, dataset=dataset, public=public, defense=defense, settings=settings, count=count, seed=seed,
         precision=precision, data_dir=data_dir, device=device,
     )  # fmt: skip
-    chosen = model or ["resnet18", "resnet34", "vgg16", "densenet121"]
+    chosen = list(dict.fromkeys(model or ["resnet18", "resnet34", "vgg16", "densenet121"]))
     with progress_bar(quiet=quiet or as_json) as bar:
         study = wanted.study(bar)
-        refuse_another(out / "study.json", _about(study, wanted))
+        refuse_another(out / "study.json", _about_study(study, wanted))
         rows = obscuring.study_architectures(study, chosen)
     _finish(rows, study, wanted, as_json=as_json)
 
@@ -193,11 +196,11 @@ def _pool(private: Dataset, public: str, data_dir: Path | None) -> Tensor | None
 
 
 def _finish(rows: list[StudyRow], study: Study, wanted: _Wanted, *, as_json: bool) -> None:
-    """Write the record, and show it."""
+    """Write the record, beside what earlier runs of the same study put there, and show it."""
+    rows = _with_earlier(wanted.out / "study.json", rows)
     seconds = {f"{row.architecture} {row.c}": row.seconds for row in rows}
     record = {
-        **_about(study, wanted),
-        "training": asdict(study.training),
+        **_about_study(study, wanted),
         "rows": [asdict(row) for row in rows],
         "run": asdict(about_this_run(seconds=seconds, chunk=0, device=torch.device(study.device))),
     }
@@ -210,6 +213,17 @@ def _finish(rows: list[StudyRow], study: Study, wanted: _Wanted, *, as_json: boo
         table.add_row(row.architecture, _number(row.c), f"{100 * row.accuracy:.2f} %", *_decibels(row))
     output.print(table)
     output.print(f"record: {wanted.out / 'study.json'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _with_earlier(file: Path, rows: list[StudyRow]) -> list[StudyRow]:
+    """Return the rows of a record, if there is one, with these in their places or after them."""
+    there = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+    both = (*(StudyRow(**each) for each in there), *rows)
+    return list({(row.architecture, row.c): row for row in both}.values())
+
+
+def _about_study(study: Study, wanted: _Wanted) -> dict[str, Any]:
+    return {**_about(study, wanted), "training": asdict(study.training)}
 
 
 def _about(study: Study, wanted: _Wanted) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradveil.data import Dataset, Split
 from gradveil.defenses import Loda
@@ -77,16 +77,19 @@ class Study:
             self.private.train, defense, pool=pool, seed=self.seed, runtime=self.runtime, device=self.device
         )
 
+    def check(self, architectures: Sequence[str], weights: Sequence[float] = ()) -> None:
+        """Refuse what cannot be built, before any of it is trained."""
+        for architecture in architectures:
+            self._network(architecture)
+        for c in weights:
+            replace(self.defense, c=c)
+        sample = self.private.train.inputs(range(1))
+        self.defense.features(sample).outputs(sample)
+
     def train(self, seen: Split, architecture: str, *, c: float | None) -> StudyRow:
         """Train on some images in the place of the private ones, and measure on clean test images."""
-        plain = build(
-            architecture,
-            input_shape=self.private.input_shape,
-            num_classes=self.private.num_classes,
-            seed=self.training.seed,
-        )
         done = train(
-            normalized(plain, self.private.mean, self.private.std),
+            self._network(architecture),
             seen,
             training=self.training,
             test=self.private.test,
@@ -104,6 +107,11 @@ class Study:
             seconds=done.seconds,
         )
 
+    def _network(self, architecture: str) -> nn.Module:
+        shape, classes = self.private.input_shape, self.private.num_classes
+        plain = build(architecture, input_shape=shape, num_classes=classes, seed=self.training.seed)
+        return normalized(plain, self.private.mean, self.private.std)
+
     def _store(self, architecture: str, c: float | None) -> Store | None:
         if self.folder is None:
             return None
@@ -119,6 +127,7 @@ def study_weights(study: Study, architecture: str, weights: Sequence[float]) -> 
         architecture: to train.
         weights: values of c.
     """
+    study.check([architecture], weights)
     rows = [study.train(study.private.train, architecture, c=None)]
     return [*rows, *(study.train(study.obscured(c), architecture, c=c) for c in weights)]
 
@@ -130,6 +139,7 @@ def study_architectures(study: Study, architectures: Sequence[str]) -> list[Stud
         study: what all have in common.
         architectures: to train, as `name:field=value`.
     """
+    study.check(architectures)
     seen, c = study.obscured(), study.defense.descent.c
     return [
         study.train(images, architecture, c=weight)
