@@ -206,7 +206,11 @@ def test_an_interrupted_run_goes_on_and_a_repeated_one_only_reads(tmp_path: Path
 def test_what_is_kept_belongs_to_its_settings(tmp_path: Path) -> None:
     runtime = Runtime(store=TensorFolder(tmp_path))
     trained = Extractor("tiny", network())
-    others = (Loda(steps=2), Loda(steps=2, c=19.0), Loda(steps=3), Loda(steps=2, extractor=trained))
+    smooth = Extractor(
+        "tiny", nn.Sequential(*(nn.Tanh() if isinstance(m, nn.ReLU) else m for m in network().children()))
+    )
+    others = [Loda(steps=2), Loda(steps=2, c=19.0), Loda(steps=3), Loda(steps=2, extractor=trained)]
+    others += [Loda(steps=2, extractor=smooth), Loda(steps=2, lr=0.2), Loda(steps=2, layers=("0",))]
     for defense in others:
         obscure_images(private(), defense, pool=pool(), runtime=runtime)
     obscure_images(private(), others[0], pool=pool(), seed=1, runtime=runtime)

@@ -82,7 +82,8 @@ def obscure_split(
 def fingerprint(defense: Loda, features: nn.Module, *, pool: Tensor | None, seed: int, precision: str) -> str:
     """Return a hash of everything but the private images that an obscured image depends on."""
     descent, layers = defense.descent, getattr(features, "layers", ())
-    settings = f"{descent.c}|{descent.steps}|{descent.lr}|{layers}|{seed}|{precision}"
+    # The modules too: weights do not tell one activation from another.
+    settings = f"{descent.c}|{descent.steps}|{descent.lr}|{layers}|{seed}|{precision}|{features}"
     tensors = [tensor for _, tensor in sorted(features.state_dict().items())]
     return content_hash(settings, *tensors, "" if pool is None else pool)
 
