@@ -346,6 +346,10 @@ def test_says_what_is_wrong() -> None:
     for settings in ({"lr": 0.0}, {"lr": math.inf}, {"c": -1.0}, {"c": math.nan}, {"c": math.inf}):
         with pytest.raises(ValueError, match="lr above 0"):
             Loda(**settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="variant must be loda1 or loda2 or loda3, got 'loda9'"):
+        Loda(variant="loda9")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reading must be paper or program, got 'code'"):
+        Loda(reading="code")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weight must be at least 0"):
         DecodeLoda(weight=math.nan)
     with pytest.raises(DataError, match=r"layer '6' takes no images of \(1, 9, 9\) .*; name layers before it"):

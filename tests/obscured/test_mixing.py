@@ -253,9 +253,11 @@ def test_says_what_is_wrong_with_the_pool(images: Tensor | None, message: str) -
         ({"from_pool": 4}, "below k"),
         ({"floor": 1.0}, "floor"),
         ({"classes": 0}, "classes"),
+        ({"rule": "uniform"}, "rule must be power or dirichlet, got 'uniform'"),
+        ({"randomness": "system"}, "randomness must be seeded or secret, got 'system'"),
     ],
 )
-def test_refuses_settings_that_make_no_sense(settings: dict[str, int], message: str) -> None:
+def test_refuses_settings_that_make_no_sense(settings: dict[str, object], message: str) -> None:
     for kind in (Mixup, InstaHide):
         with pytest.raises(ValueError, match=message):
             kind(**settings)  # type: ignore[arg-type]

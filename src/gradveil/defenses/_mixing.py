@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class Recipe:
         from_pool: how many of the k images come from the client's pool; the others come from the batch.
         floor: what the first two images of the batch hold together at least, where a pool is used.
         classes: length of soft labels; None where labels come soft already.
+        randomness: where partners, coefficients and signs come from.
     """
 
     k: int
@@ -42,8 +43,12 @@ class Recipe:
     from_pool: int
     floor: float
     classes: int | None
+    randomness: Randomness = "seeded"
 
     def __post_init__(self) -> None:
+        for name, kind in (("rule", Rule), ("randomness", Randomness)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} must be {' or '.join(get_args(kind))}, got '{getattr(self, name)}'")
         if not 1 <= self.k <= LARGEST:
             raise ValueError(f"k must be 1 to {LARGEST} images, got {self.k}")
         if not 0 <= self.from_pool < self.k:

@@ -81,6 +81,7 @@ class InstaHide(DataDefense):
             from_pool=self.from_pool,
             floor=self.floor,
             classes=self.classes,
+            randomness=self.randomness,
         )
 
     @override

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import ClassVar, final, get_args
 
 import torch
 from torch import Tensor
@@ -74,6 +74,9 @@ class Loda(DataDefense):
     extractor: Extractor | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in (("variant", Variant), ("reading", Reading)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name} must be {' or '.join(get_args(kind))}, got '{getattr(self, name)}'")
         _ = self.descent
 
     @property

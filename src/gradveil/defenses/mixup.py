@@ -73,6 +73,7 @@ class Mixup(DataDefense):
             from_pool=self.from_pool,
             floor=self.floor,
             classes=self.classes,
+            randomness=self.randomness,
         )
 
     @override
