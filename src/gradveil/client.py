@@ -80,6 +80,10 @@ class Client:
 
     def __post_init__(self) -> None:
         check_combination(self.defenses, shares=self.local.shares)
+        pool = self.pool
+        if pool is not None and not (pool.ndim == 4 and pool.is_floating_point()):
+            came = f"{pool.dtype} of shape {tuple(pool.shape)}"
+            raise DataError(f"pool must be floating-point images (N, C, H, W), got {came}; divide bytes by 255")
         mean = find_normalization(self.model).mean
         if mean and any(isinstance(defense, InstaHide) and not defense.mean for defense in self.defenses):
             _warn_once(f"instahide flips signs around 0, but the network standardizes pixels; give it {_written(mean)}")

@@ -317,6 +317,14 @@ def test_says_what_is_missing() -> None:
         DecodeMixing(images=4, k=2)(other, streams=ATTACK)
     with pytest.raises(DataError, match="like images"):
         replace(seen, labels=torch.zeros(1, 3, 10))
+    with pytest.raises(DataError, match="images=9 are looked for in fewer encodings, 8"):
+        DecodeMixing(images=9, k=2)(granted, streams=ATTACK)
+    with pytest.raises(DataError, match=r"floating-point, got torch\.uint8"):
+        replace(seen, images=seen.images.byte())
+    with pytest.raises(DataError, match="encodings must be finite"):
+        DecodeOracle(flipped="no")(replace(seen, images=seen.images * torch.nan), streams=ATTACK)
+    with pytest.raises(DataError, match="one number per channel, 1, got 3"):
+        replace(seen, mean=(0.4, 0.5, 0.5))
     with pytest.raises(ValueError, match="at least k=4"):
         DecodeMixing(images=3, k=4)
 

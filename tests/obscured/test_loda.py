@@ -336,7 +336,27 @@ def test_a_sheet_shows_private_left_and_obscured_right() -> None:
     assert torch.equal(shown[:, 9:17, :8], left[2])
 
 
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(0, 1, 8, 8), r"got torch.float32 of shape \(0, 1, 8, 8\)"),
+        (torch.zeros(2, 8, 8), "must be floating-point"),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), "divide bytes by 255"),
+        (torch.full((2, 1, 8, 8), 255.0), r"must lie in \[0, 1\], got 255 to 255"),
+        (torch.full((2, 1, 8, 8), torch.nan), "got nan to nan"),
+    ],
+)
+def test_obscures_pixels_alone(images: Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=f"private images.*{message}"):
+        obscure_images(images, Loda(steps=1), pool=None)
+    if len(images):
+        with pytest.raises(DataError, match=f"public images.*{message}"):
+            obscure_images(private(), Loda(steps=1), pool=images)
+
+
 def test_says_what_is_wrong() -> None:
+    with pytest.raises(DataError, match=r"takes no images of \(3, 8, 8\)"):
+        Loda(steps=1).features(private()).outputs(torch.zeros(2, 3, 8, 8).double())
     with pytest.raises(DataError, match="resize them"):
         obscure_images(private(), Loda(steps=1), pool=torch.zeros(3, 1, 9, 9))
     with pytest.raises(UnknownNameError, match="no layer called 'conv9'"):

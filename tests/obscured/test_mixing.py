@@ -244,6 +244,12 @@ def test_says_what_is_wrong_with_the_pool(images: Tensor | None, message: str) -
         Mixup(k=3, classes=4, from_pool=2).protect(private(), pool=images, streams=streams)
 
 
+@pytest.mark.parametrize("pool", [torch.zeros(9, 1, 4, 4, dtype=torch.uint8), torch.zeros(1, 4, 4)])
+def test_a_client_refuses_a_pool_that_holds_no_images(pool: Tensor) -> None:
+    with pytest.raises(DataError, match="pool must be floating-point images"):
+        Client(model=nn.Flatten(), loss=F.cross_entropy, defenses=(Mixup(k=3, from_pool=2),), pool=pool)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -37,6 +37,10 @@ class Encodings:
     def __post_init__(self) -> None:
         if self.images.ndim != 5:
             raise DataError(f"encodings must be (groups, number, C, H, W), got shape {tuple(self.images.shape)}")
+        if not self.images.is_floating_point():
+            raise DataError(f"encodings must be floating-point, got {self.images.dtype}; divide bytes by 255")
+        if len(self.mean) not in {0, self.images.shape[2]}:
+            raise DataError(f"mean must hold one number per channel, {self.images.shape[2]}, got {len(self.mean)}")
         for name, values in (("labels", self.labels), ("weights", self.weights)):
             if values is not None and (values.ndim != 3 or values.shape[:2] != self.images.shape[:2]):
                 wanted = f"({', '.join(map(str, self.images.shape[:2]))}, ...)"
@@ -115,6 +119,8 @@ class Decoder(ABC):
         if missing:
             needs, knows = ", ".join(missing.names()), ", ".join(encodings.knowledge.names()) or "nothing"
             raise KnowledgeError(f"{type(self).__name__} needs {needs}, but the adversary knows {knows}; grant it")
+        if not bool(encodings.images.isfinite().all()):
+            raise DataError("encodings must be finite, but the attack that recovered some of them gave no numbers")
         runtime = runtime or Runtime(precision="float32")
         seen = encodings if self.oracle else _without_weights(encodings)
         with runtime.numerics():

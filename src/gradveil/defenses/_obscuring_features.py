@@ -60,7 +60,7 @@ class LayerFeatures(nn.Module):
         except _AllSeenError:
             pass
         except RuntimeError as error:
-            if "shape" not in str(error):
+            if not any(word in str(error) for word in ("shape", "channels")):
                 raise
             raise self._misfit(images, seen, error) from error
         finally:

@@ -10,6 +10,7 @@ from gradveil.data import Split
 from gradveil.defenses import Loda
 from gradveil.defenses._obscuring import draw_start, image_streams, obscure
 from gradveil.engine import Runtime
+from gradveil.errors import DataError
 from gradveil.storage import content_hash
 from gradveil.streams import Streams
 
@@ -36,6 +37,9 @@ def obscure_images(
     Returns:
         (N, C, H, W) in [0, 1].
     """
+    _see_that_pixels(images, "private")
+    if pool is not None and len(pool):
+        _see_that_pixels(pool, "public")
     runtime = runtime or Runtime(precision="float32")
     features = defense.features(images)
     mark = fingerprint(defense, features, pool=pool, seed=seed, precision=runtime.precision)
@@ -86,6 +90,18 @@ def fingerprint(defense: Loda, features: nn.Module, *, pool: Tensor | None, seed
     settings = f"{descent.c}|{descent.steps}|{descent.lr}|{layers}|{seed}|{precision}|{features}"
     tensors = [tensor for _, tensor in sorted(features.state_dict().items())]
     return content_hash(settings, *tensors, "" if pool is None else pool)
+
+
+def _see_that_pixels(images: Tensor, whose: str) -> None:
+    """Refuse what are no images in [0, 1]."""
+    if images.ndim != 4 or 0 in images.shape or not images.is_floating_point():
+        came = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise DataError(f"{whose} images must be floating-point (number, C, H, W), got {came}; divide bytes by 255")
+    low, high = (float(end) for end in torch.aminmax(images))
+    if not (low >= 0 and high <= 1):  # what is not a number is neither
+        raise DataError(
+            f"pixels of {whose} images must lie in [0, 1], got {low:.4g} to {high:.4g}; divide bytes by 255"
+        )
 
 
 def _stack(

@@ -88,7 +88,11 @@ class DecodeMixing(Decoder):
 
     @override
     def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
-        mixed = self.k + self.from_pool
+        mixed, count = self.k + self.from_pool, encodings.images.shape[1]
+        if count < self.images:
+            raise DataError(
+                f"images={self.images} are looked for in fewer encodings, {count}; give more, or lower images"
+            )
         public, flipped = public_images(encodings, at_least=2 * mixed) - encodings.center(), self.flipped == "yes"
         visible: Callable[[Tensor], Tensor] = torch.abs if flipped else torch.clone
         settings = Similarity(k=mixed, steps=self.train_steps, batch=self.pairs, width=self.width, lr=self.lr)
