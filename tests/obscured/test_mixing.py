@@ -232,7 +232,7 @@ def test_says_what_is_missing(defense: Mixing, message: str) -> None:
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (None, "the client has none"),
+        (None, "the client has none; give it one, or from_pool=0"),
         (torch.zeros(1, 2, 4, 4), "the client has one of 1"),
         (torch.zeros(9, 3, 4, 4), r"\(2, 4, 4\) like the batch, got \(3, 4, 4\)"),
         (torch.zeros(9, 2, 5, 4), "resize them"),

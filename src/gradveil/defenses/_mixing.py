@@ -177,10 +177,8 @@ def _soft_labels(data: Protected, classes: int | None) -> Tensor:
 def _from_pool(pool: Tensor | None, inputs: Tensor, count: int, streams: Streams) -> Tensor:
     """Draw (V, B, count, C, H, W) images of the pool, no one twice in a mixture."""
     if pool is None or len(pool) < count:
-        have = "none" if pool is None else f"one of {len(pool)}"
-        raise DataError(
-            f"{count} images of each mixture come from a pool, but the client has {have}; give a larger one"
-        )
+        have = "none; give it one, or from_pool=0" if pool is None else f"one of {len(pool)}; give a larger one"
+        raise DataError(f"{count} images of each mixture come from a pool, but the client has {have}")
     if pool.shape[1:] != inputs.shape[2:]:
         shapes = f"{tuple(inputs.shape[2:])} like the batch, got {tuple(pool.shape[1:])}"
         raise DataError(f"images of the pool must be {shapes}; resize them or choose another pool")
