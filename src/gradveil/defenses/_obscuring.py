@@ -37,7 +37,8 @@ class Descent:
 
     def __post_init__(self) -> None:
         if not (0 <= self.c < math.inf and 0 < self.lr < math.inf and self.steps >= 0):
-            raise ValueError(f"c and steps must be at least 0 and lr above 0, got {self.c}, {self.steps} and {self.lr}")
+            came = f"{self.c}, {self.steps} and {self.lr}"
+            raise ValueError(f"c and steps must be at least 0, lr above 0, and all of them finite, got {came}")
 
 
 def objective(images: Tensor, private: Tensor, features: nn.Module, *, c: float) -> Tensor:

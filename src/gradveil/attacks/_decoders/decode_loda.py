@@ -58,7 +58,9 @@ class DecodeLoda(Decoder):
     def __post_init__(self) -> None:
         if not (0 <= self.weight < math.inf and self.steps >= 1 and 0 < self.lr < math.inf):
             came = f"{self.weight}, {self.steps} and {self.lr}"
-            raise ValueError(f"weight must be at least 0, steps at least 1 and lr above 0, got {came}")
+            raise ValueError(
+                f"weight must be at least 0, steps at least 1, lr above 0, and all of them finite, got {came}"
+            )
 
     @override
     def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
