@@ -50,6 +50,22 @@ def test_scores_every_step_at_the_weights_of_its_own_victim() -> None:
     assert not torch.equal(update[4], update_of(local=local)[4])
 
 
+class Looks(nn.Module):
+    """Python that looks at numbers, which no map over victims takes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs if float(inputs.mean()) < 9 else -inputs
+
+
+@pytest.mark.parametrize(
+    "local", [None, LocalTraining(lr=0.5, steps=2, shares="difference")], ids=["gradient", "steps"]
+)
+def test_a_network_that_cannot_be_mapped_is_scored_one_victim_after_another(local: LocalTraining | None) -> None:
+    defense = Soteria(fraction=0.4)
+    looking = protected([defense], model=nn.Sequential(Looks(), *network()), local=local).observation.update
+    torch.testing.assert_close(looking, update_of(defense, local=local))
+
+
 def test_an_informed_adversary_sees_which_columns_are_left() -> None:
     seen = protected([Soteria(fraction=0.4)]).observation
     masks = Soteria().visible(seen.update)

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
+from torch.func import vjp
 from typing_extensions import override
 
 from gradveil.defenses._base import Adversary, StepDefense, StepResult
 from gradveil.defenses._layers import features, find_linear
 from gradveil.defenses._network import StackedNetwork
+from gradveil.engine import over_victims
 from gradveil.errors import UnsupportedModelError
 from gradveil.streams import Streams
 from gradveil.types import Card, Gradients, Paper, Protected, State
@@ -115,7 +116,7 @@ def _sensitivity(network: StackedNetwork, inputs: Tensor, path: str) -> tuple[Te
 
     # Without it, pulling back would keep what a second derivative needs, of every row.
     with _evaluating(network.model), torch.no_grad():
-        pulled = vjp(lambda images: vmap(of_victim)(state, images), inputs)
+        pulled = vjp(lambda images: over_victims(of_victim, state, images), inputs)
         representation, pull = pulled[0], pulled[1]
         rows = torch.eye(representation.shape[-1], dtype=inputs.dtype, device=inputs.device)
         at_once = min(_ROWS, max(1, _PIXELS // inputs.numel()))
@@ -126,13 +127,12 @@ def _sensitivity(network: StackedNetwork, inputs: Tensor, path: str) -> tuple[Te
 def _norms(pull: Callable[[Tensor], tuple[Tensor]], rows: Tensor, like: Tensor) -> Tensor:
     """Return (rows, V, B), the norms of some rows of every Jacobian."""
 
-    def of_row(row: Tensor) -> Tensor:
+    def of_row(_: State, row: Tensor) -> Tensor:
         moved = pull(row.expand_as(like))[0].flatten(2)
         norm: Tensor = torch.linalg.vector_norm(moved, dim=2)
         return norm
 
-    norms: Tensor = vmap(of_row)(rows)
-    return norms
+    return over_victims(of_row, {}, rows)
 
 
 @contextmanager
