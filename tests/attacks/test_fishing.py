@@ -171,3 +171,10 @@ def test_by_class_one_query_says_it_all() -> None:
         Fishing(queries=2)
     with pytest.raises(ValueError, match="queries must be at least 1"):
         Fishing(by="feature", queries=0)
+
+
+def test_a_network_of_one_layer_leaves_nothing_to_read() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    attack = Fishing(target=3, steps=2)
+    with pytest.raises(UnsupportedModelError, match="nothing before the last linear layer '1' is trained"):
+        attack.poison(model, input_shape=(SIZE, 1, 8, 8), auxiliary=None, streams=Streams(seed=0, purpose="server"))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks._informed import features_entering
+from gradveil.engine import trainable
 from gradveil.errors import KnowledgeError, UnsupportedModelError
 from gradveil.types import Auxiliary, LossFn, Observation
 
@@ -81,6 +82,12 @@ def last_linear(model: nn.Module) -> str:
     if not layers:
         raise UnsupportedModelError(f"fishing needs a last linear layer with a bias; {type(model).__name__} has none")
     return layers[-1]
+
+
+def check_before(model: nn.Module, path: str) -> None:
+    """Refuse a network that trains nothing before its last linear layer, where the samples are read."""
+    if all(name.startswith(f"{path}.") for name in trainable(model)):
+        raise UnsupportedModelError(f"nothing before the last linear layer '{path}' is trained; use analytic")
 
 
 def count_caught(observation: Observation, path: str, target: int) -> Tensor:

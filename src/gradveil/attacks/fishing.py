@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from gradveil.attacks._active import ActiveAttack
 from gradveil.attacks._descent import Search, descend
-from gradveil.attacks._fished import Cut, before_last, count_caught, last_linear
+from gradveil.attacks._fished import Cut, before_last, check_before, count_caught, last_linear
 from gradveil.attacks._objectives import distance_to
 from gradveil.attacks._priors import ImageSpace, total_variation
 from gradveil.attacks._restarts import keep_best
@@ -96,6 +96,7 @@ class Fishing(ActiveAttack):
     ) -> nn.Module:
         changed = copy.deepcopy(model)
         path = last_linear(changed)
+        check_before(changed, path)
         layer = changed.get_submodule(path)
         assert isinstance(layer, nn.Linear)
         if self.target >= layer.out_features:
