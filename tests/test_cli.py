@@ -175,6 +175,12 @@ def test_everything_that_is_in_can_be_listed(kind: str) -> None:
     assert rows[0]["name"][:8] in ok(f"list {kind}").stdout
 
 
+def test_a_method_without_a_paper_keeps_its_settings_in_their_column() -> None:
+    lines = ok("list defenses").stdout.splitlines()
+    (row,) = (line for line in lines if "pruning " in line)
+    assert [cell.strip() for cell in row.split("│")][-3:-1] == ["–", "fraction=0.9"]
+
+
 @pytest.mark.parametrize("kind", ["attacks", "defenses"])
 def test_every_attack_and_defense_has_a_card_that_can_be_shown(kind: str) -> None:
     for row in json.loads(ok(f"list {kind} --json").stdout):

@@ -50,9 +50,10 @@ def command(
     if as_json:
         output.print_json(json.dumps(rows))
         return
-    table = Table(*(column.replace("_", " ") for column in rows[0]), title=kind, title_justify="left")
+    columns = max(rows, key=len)  # a method without a paper has no such entry
+    table = Table(*(column.replace("_", " ") for column in columns), title=kind, title_justify="left")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(row.get(column, "–")) for column in columns))
     output.print(table)
 
 
