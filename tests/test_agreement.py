@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil import Batch, Knowledge, observe
 from gradveil._agreement import agreement
-from gradveil.attacks import Analytic, InvertingGradients
+from gradveil.attacks import SPEAR, Analytic, Fishing, InvertingGradients
 from gradveil.auditing import audit
 from gradveil.data import load
 from gradveil.defenses import Defense, GaussianNoise, InstaHide, Mixup, TransformPolicy
@@ -101,3 +101,15 @@ def test_a_shuffled_order_that_nobody_knows_is_drawn_from_the_seed() -> None:
     first, second = (agreement(seen(local=local), BATCH.inputs, BATCH.labels, seed=seed) for seed in (3, 3))
     assert torch.equal(first, second)
     assert float(first.min()) > 0.5
+
+
+@pytest.mark.parametrize("knowledge", [Knowledge.LABELS, Knowledge.NOTHING])
+def test_images_that_were_read_off_explain_the_update_in_whatever_order_they_come(knowledge: Knowledge) -> None:
+    result = audit(BATCH, MODEL, F.cross_entropy, attack=SPEAR(), knowledge=knowledge)
+    assert min(map(min, result.scores["psnr"].private)) > 60
+    torch.testing.assert_close(result.agreement["found"], torch.ones(VICTIMS).double(), atol=1e-4, rtol=0)
+
+
+def test_nobody_compares_what_goes_for_one_sample_of_a_batch() -> None:
+    attack = Fishing(target=int(BATCH.labels[0, 1]), steps=2)
+    assert audit(BATCH, MODEL, F.cross_entropy, attack=attack, knowledge=Knowledge.LABELS).agreement == {}

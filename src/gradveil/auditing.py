@@ -167,7 +167,10 @@ def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: 
     seconds = time.monotonic() - began
     result = judge_guess(served, attack, guess, null, judging=judging, seed=seed)
     began = time.monotonic()
-    compared = _agreements(served.step, guess, seed=seed, runtime=replace(runtime, chunk=guess.chunk or runtime.chunk))
+    compared = {}
+    if attack.whole:
+        chunked = replace(runtime, chunk=guess.chunk or runtime.chunk)
+        compared = _agreements(served.step, guess, result.guess, seed=seed, runtime=chunked)
     judged = result.seconds["judge"] + time.monotonic() - began
     return replace(
         result,
@@ -177,19 +180,33 @@ def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: 
     )
 
 
-def _agreements(step: Step, guess: Reconstruction, *, seed: int, runtime: Runtime) -> dict[str, Tensor]:
-    """Say how well what was found, what the model saw and grey explain the update; nothing where numbers differ."""
+def _agreements(
+    step: Step, guess: Reconstruction, arranged: Reconstruction, *, seed: int, runtime: Runtime
+) -> dict[str, Tensor]:
+    """Say how well what was found, what the model saw and grey explain the update; nothing where numbers differ.
+
+    Of images that came without labels nobody knows the order: they explain what they do in the better of two, their own
+    and that of what the model saw, into which they were `arranged`.
+    """
     seen, observation = step.evidence.protected, step.observation
-    images = guess.inputs if guess.protected is None else guess.protected
+    images = _shown(guess)
     labels = next((some for some in (guess.labels, observation.labels) if some is not None), seen.labels)
     if images.shape != seen.inputs.shape or labels.shape[:2] != images.shape[:2]:
         return {}
-    pairs = {
-        "found": (images.to(seen.inputs), labels),
-        "seen": (seen.inputs, seen.labels),
-        "grey": (torch.full_like(seen.inputs, 0.5), seen.labels),
-    }
-    return {name: agreement(observation, *pair, seed=seed, runtime=runtime) for name, pair in pairs.items()}
+
+    def explained(some: Tensor, labels: Tensor) -> Tensor:
+        return agreement(observation, some.to(seen.inputs), labels, seed=seed, runtime=runtime)
+
+    found = explained(images, labels)
+    if guess.labels is None and images.shape[1] > 1:
+        found = found.fmax(explained(_shown(arranged), seen.labels))
+    grey = torch.full_like(seen.inputs, 0.5)
+    return {"found": found, "seen": explained(seen.inputs, seen.labels), "grey": explained(grey, seen.labels)}
+
+
+def _shown(guess: Reconstruction) -> Tensor:
+    """Return what the guess says that the model saw."""
+    return guess.inputs if guess.protected is None else guess.protected
 
 
 def judge_guess(
@@ -212,7 +229,7 @@ def judge_guess(
     taken, evidence = served.step, served.step.evidence
     low, high = pixel_bounds(served.defenses, evidence.batch.inputs.shape[2])
     seen = in_unit(evidence.protected.inputs, low, high).clamp(0, 1)
-    of_seen = in_unit(guess.inputs if guess.protected is None else guess.protected, low, high)
+    of_seen = in_unit(_shown(guess), low, high)
     order = align(of_seen, seen)
     of_seen, guess = arrange(of_seen, order), _arranged(guess, order)
     heaviest = evidence.protected.origin.gather(2, evidence.protected.weights.argmax(2, keepdim=True)).squeeze(2)
@@ -226,7 +243,7 @@ def judge_guess(
         else {}
     )
     if len(null.inputs):
-        of_null = in_unit(null.inputs if null.protected is None else null.protected, low, high)
+        of_null = in_unit(_shown(null), low, high)
         nulls["random-gradient"] = arrange(null.inputs, align(of_null, seen[: len(of_null)]))
     accuracy = None
     if guess.labels is not None and Knowledge.LABELS not in taken.observation.knowledge:

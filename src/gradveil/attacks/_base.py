@@ -19,6 +19,7 @@ class Attack(ABC):
         requires: what it cannot do without.
         threat: the letter of its threat model, A to H, as the field uses them.
         batches: sizes of batches that it is for.
+        whole: whether it goes for all images of a batch, so that what it finds should explain the update.
         card: what to know before relying on it.
     """
 
@@ -26,6 +27,7 @@ class Attack(ABC):
     requires: ClassVar[Knowledge] = Knowledge.NOTHING
     threat: ClassVar[str] = "B"
     batches: ClassVar[str] = "any, small ones best"
+    whole: ClassVar[bool] = True
     card: ClassVar[Card]
 
     @final

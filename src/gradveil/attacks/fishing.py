@@ -52,6 +52,7 @@ class Fishing(ActiveAttack):
     )
     threat: ClassVar[str] = "F"
     batches: ClassVar[str] = "any; one sample comes out"
+    whole: ClassVar[bool] = False
     card: ClassVar[Card] = Card(
         fails="where the target class has no sample or several in the batch, which `caught` shows; by feature, where "
         "the batch holds other classes or auxiliary images do not resemble it",
