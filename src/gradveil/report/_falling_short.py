@@ -9,7 +9,7 @@ ALMOST_ALL = 0.9
 
 
 def stopped_short(outcome: Outcome) -> int | None:
-    """Count the updates that what the model saw explains clearly better than what was found.
+    """Count the updates that what the model saw explains better than what was found.
 
     A grey square says where to count from: with its labels alone it explains much of some networks' updates. None if
     nobody compared, or if nothing was searched for but read off the update in one step.
