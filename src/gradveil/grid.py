@@ -139,6 +139,8 @@ def claim(folder: Path, spec: AuditSpec) -> None:
     file, text = folder / "spec.toml", spec.to_toml()
     if file.exists() and file.read_text(encoding="utf-8") != text:
         raise SpecError(f"{folder} holds the run of another spec; name a new folder with --out, or remove it")
+    if not file.exists() and any(folder.glob("cells/*/preflight.json")):
+        raise SpecError(f"{folder} holds an audit of recorded updates; name a new folder with --out")
     if not file.exists():
         write_atomically(file, text.encode())
 

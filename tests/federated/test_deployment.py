@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from gradveil import record
 from gradveil.cli import app
 from gradveil.client import Client, step
+from gradveil.engine import normalized
 from gradveil.errors import RecordError, SpecError
 from gradveil.federated import (
     About,
@@ -32,7 +33,10 @@ from gradveil.federated import (
     recorded_from,
     save_update,
 )
+from gradveil.grid import claim
 from gradveil.metrics import PSNR
+from gradveil.models import build
+from gradveil.spec import AuditSpec
 from gradveil.streams import Streams
 from gradveil.types import Batch, Knowledge, LocalTraining
 
@@ -69,6 +73,57 @@ def test_every_file_is_a_cell_of_a_deployment_case_without_truth(tmp_path: Path)
         assert json.loads((cell / "preflight.json").read_text())["checks"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("data:image/png") >= 2 * (8 + 8 + 12)  # every guess, though nobody has the private images
+
+
+KNOWN = About(loss="cross-entropy", defenses="", model="mlp:hidden=8", mean=(0.5,), std=(0.5,))
+
+
+def known_recordings(folder: Path, seeds: int = 0) -> list[Path]:
+    """Record a federation of a model that GradVeil can build from the files."""
+    files = []
+
+    def keep(seen: Sighting) -> None:
+        files.append(folder / f"round-{seen.round}-client-{seen.clients[0]}.safetensors")
+        save_update(recorded_from(seen, KNOWN), files[-1])
+
+    plain = build("mlp:hidden=8", input_shape=(1, 4, 4), num_classes=3, seed=seeds)
+    settings = replace(ONE_STEP, rounds=1)
+    federate(normalized(plain, (0.5,), (0.5,)), private(), settings=settings, watch=keep)
+    return files
+
+
+def test_the_same_folder_resumes_and_refuses_what_would_write_over_it(tmp_path: Path) -> None:
+    files, out = known_recordings(tmp_path / "updates"), tmp_path / "run"
+    first, last = files[0].stem, files[-1].stem
+    audit_recorded(files, attack="inverting-gradients:steps=2", out=out)
+    (out / "cells" / last / "record.json").unlink()
+    kept = (out / "cells" / first / "record.json").read_bytes()
+
+    again = audit_recorded(files, attack="inverting-gradients:steps=2", out=out)
+    assert [one.guess is None for one in again] == [True] * (len(files) - 1) + [False]
+    assert [one.record.status for one in again] == ["done"] * len(files)
+    assert record.read_images(out / "cells" / first, record.read(out / "cells" / first))
+    with pytest.raises(SpecError, match=f"{first} holds an audit with another attack"):
+        audit_recorded(files, attack="inverting-gradients:steps=3", out=out)
+    with pytest.raises(SpecError, match="with another seed; name a new folder"):
+        audit_recorded(files, attack="inverting-gradients:steps=2", out=out, seed=1)
+    with pytest.raises(SpecError, match="with another update"):
+        audit_recorded(known_recordings(tmp_path / "other", 1), attack="inverting-gradients:steps=2", out=out)
+    assert (out / "cells" / first / "record.json").read_bytes() == kept
+    audit_recorded(files, attack="inverting-gradients:steps=2", out=out, redact=True)
+    assert not list(out.rglob("*.npz"))
+
+
+def test_recorded_and_simulated_updates_do_not_share_a_folder(tmp_path: Path) -> None:
+    files = known_recordings(tmp_path / "updates")
+    (tmp_path / "grid").mkdir()
+    spec = AuditSpec(dataset="digits", victims=1, models=("mlp",), attacks=("dlg:steps=1",))
+    claim(tmp_path / "grid", spec)
+    with pytest.raises(SpecError, match="holds an audit of simulated clients"):
+        audit_recorded(files, attack="analytic", out=tmp_path / "grid")
+    audit_recorded(files, attack="analytic", out=tmp_path / "recorded")
+    with pytest.raises(SpecError, match="holds an audit of recorded updates"):
+        claim(tmp_path / "recorded", spec)
 
 
 def dense() -> nn.Module:

@@ -23,7 +23,7 @@ from gradveil.federated.recorder import About, Recorded, load_update
 from gradveil.federated.replaying import replay_granted
 from gradveil.record import Network, Outcome, Record, Threat, about_this_run
 from gradveil.spec import build
-from gradveil.storage import write_atomically
+from gradveil.storage import content_hash, write_atomically
 from gradveil.streams import Streams
 from gradveil.types import Knowledge, LossFn, Reconstruction
 
@@ -37,7 +37,7 @@ class RecordedAudit:
         record: without scores, since nobody knows the truth here.
         checks: of the pre-flight.
         ruled_out: attacks that cannot be run on this recording, and why, by name.
-        guess: what the attack made of it; None if it could not run.
+        guess: what the attack made of it; None if it could not run, or had run into this folder before.
     """
 
     name: str
@@ -96,7 +96,8 @@ def audit_recorded(
 
     The adversary has what the file holds: model, update, and the local training and running statistics where the
     recording knows them; never labels or data. What a file does not say rules attacks out, and the record says so. A
-    file that cannot be attacked is a failed cell; the others go on.
+    file that cannot be attacked is a failed cell; the others go on. The same folder resumes, and holds nothing else by
+    these names; with a model or loss of your own, which may have changed, all files are attacked again.
 
     Args:
         files: of `gradveil federate --record`, the `record` mod or the recording strategy.
@@ -115,8 +116,6 @@ def audit_recorded(
     """
     from gradveil import report
 
-    if not files:
-        raise SpecError("an audit of recorded updates needs at least 1 file, got none")
     job = _Job(
         attack=build(attacks, attack) if isinstance(attack, str) else attack,
         model=model,
@@ -126,10 +125,11 @@ def audit_recorded(
         runtime=runtime or Runtime(),
         device=torch.device(device or "cpu"),
     )
-    folder = Path(out)
+    folder, cases = Path(out), _cases([Path(file) for file in files], about=job.about, together=together)
+    before = _there(folder, cases, job)
     made = []
-    for name, recorded in _cases([Path(file) for file in files], together=together):
-        result = _attacked(name, recorded, job)
+    for name, recorded in cases:
+        result = _taken_over(name, recorded, before[name]) if name in before else _attacked(name, recorded, job)
         if granted is not None and not together:
             checks = (*result.checks, _replayed(recorded, Path(granted) / f"{name}.safetensors", job))
             result = replace(result, checks=checks)
@@ -139,9 +139,12 @@ def audit_recorded(
     return made
 
 
-def _cases(files: Sequence[Path], *, together: bool) -> list[tuple[str, Recorded]]:
-    """Read the files; added up by round if only their sum is seen."""
+def _cases(files: Sequence[Path], *, about: About, together: bool) -> list[tuple[str, Recorded]]:
+    """Read the files, with what is known beside them; added up by round if only their sum is seen."""
+    if not files:
+        raise SpecError("an audit of recorded updates needs at least 1 file, got none")
     loaded = [load_update(file) for file in files]
+    loaded = [replace(one, about=one.about.filled(about)) for one in loaded]
     if not together:
         names = [file.stem for file in files]
         twice = len(set(names)) < len(names)
@@ -153,8 +156,45 @@ def _cases(files: Sequence[Path], *, together: bool) -> list[tuple[str, Recorded
     return [(f"round-{n}-of-{len(group)}-clients", aggregate(group)) for n, group in groups.items()]
 
 
+def _there(folder: Path, cases: Sequence[tuple[str, Recorded]], job: _Job) -> dict[str, Record]:
+    """Return the records that a folder holds of these very cases; it must hold nothing else in their place."""
+    if (folder / "spec.toml").exists():
+        raise SpecError(f"{folder} holds an audit of simulated clients; name a new folder with --out")
+    found = {}
+    for name, recorded in cases:
+        cell = folder / "cells" / name
+        try:
+            there = record.read(cell)
+        except RecordError:
+            continue
+        if there.status != "done":
+            continue
+        wanted = json.loads(json.dumps({**_settled(recorded, job), "attack": attacks.describe(job.attack)}))
+        held = {**there.spec.get("recorded", {}), "attack": there.attack}
+        other = [word for word, value in wanted.items() if held.get(word, value) != value]
+        if other:
+            raise SpecError(
+                f"{cell} holds an audit with another {other[0]}; name a new folder with --out, or remove it"
+            )
+        found[name] = there
+    return found if job.model is None and job.loss is None else {}
+
+
+def _settled(recorded: Recorded, job: _Job) -> dict[str, Any]:
+    """Return what decides what an attack finds in a recording."""
+    parts = [
+        (name, tensor) for part in (recorded.before, recorded.buffers, recorded.update) for name, tensor in part.items()
+    ]
+    digest = content_hash(*(piece for pair in parts for piece in pair))
+    return {"about": asdict(recorded.about), "seed": job.seed, "precision": job.runtime.precision, "update": digest}
+
+
+def _taken_over(name: str, recorded: Recorded, before: Record) -> RecordedAudit:
+    checks, excluded = preflight(recorded, None), dict(ruled_out(recorded))
+    return RecordedAudit(name=name, record=before, checks=checks, ruled_out=excluded, guess=None)
+
+
 def _attacked(name: str, recorded: Recorded, job: _Job) -> RecordedAudit:
-    recorded = replace(recorded, about=recorded.about.filled(job.about))
     checks, excluded = preflight(recorded, job.model), dict(ruled_out(recorded))
     began = time.monotonic()
     ran, error = None, ""
@@ -173,7 +213,6 @@ def _attacked(name: str, recorded: Recorded, job: _Job) -> RecordedAudit:
 
 def _replayed(recorded: Recorded, file: Path, job: _Job) -> Check:
     """Train again on what the client granted, and compare."""
-    recorded = replace(recorded, about=recorded.about.filled(job.about))
     if not file.exists():
         return Check("replay", "unknown", f"{file.name} was not granted, so that nothing can be replayed")
     try:
@@ -216,9 +255,8 @@ def _record(
         spec={
             "recorded": {
                 "file": name,
-                "about": asdict(about),
+                **_settled(recorded, job),
                 "update-read": ran.read if ran else "",
-                "seed": job.seed,
             },
             "cell": {"attack": text, "defenses": about.defenses or "unknown"},
         },
@@ -257,8 +295,12 @@ def _outcome(ran: _Ran | None, runtime: Runtime) -> Outcome:
 
 
 def _write(result: RecordedAudit, folder: Path, *, redact: bool) -> None:
-    shown = None if result.guess is None or redact else {"guess": _bytes(result.guess.inputs)}
-    record.write(result.record, folder, images=shown)
+    taken_over = result.guess is None and result.record.status == "done"
+    if taken_over and redact:
+        record.redact(result.record, folder)
+    elif not taken_over:
+        shown = None if result.guess is None or redact else {"guess": _bytes(result.guess.inputs)}
+        record.write(result.record, folder, images=shown)
     words: dict[str, Any] = {"checks": [asdict(check) for check in result.checks], "ruled out": result.ruled_out}
     write_atomically(folder / "preflight.json", json.dumps(words, indent=1).encode())
 
