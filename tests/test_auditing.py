@@ -31,8 +31,8 @@ from gradveil.auditing import Audit, Judging, attack_and_judge, audit
 from gradveil.client import Client
 from gradveil.defenses import Adversary, DataDefense, Defense, GaussianNoise, InstaHide, Pruning
 from gradveil.engine import Runtime
-from gradveil.errors import KnowledgeError
-from gradveil.metrics import MSE, PSNR
+from gradveil.errors import DataError, KnowledgeError
+from gradveil.metrics import LPIPS, MSE, PSNR, Metric
 from gradveil.record import Numbers
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Batch, Knowledge, LocalTraining, Observation, Paper, Protected, Reconstruction
@@ -504,3 +504,34 @@ def reachable(value: object, seen: set[int] | None = None) -> Iterator[Tensor]:
     inner += [getattr(value, name, None) for name in getattr(value, "__slots__", ()) if not name.startswith("__")]
     for item in inner:
         yield from reachable(item, seen)
+
+
+def test_a_metric_that_cannot_score_says_so_before_the_attack() -> None:
+    attack = Scripted(inputs=private().inputs)
+    with pytest.raises(DataError, match="cannot read LPIPS weights from nowhere"):
+        audit(private(), network(), F.cross_entropy, attack=attack, metrics=(PSNR(), LPIPS(weights="nowhere")))
+    assert attack.calls == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Darkest(Metric):
+    """A metric of somebody else."""
+
+    title: ClassVar[str] = "darkest"
+    unit: ClassVar[str] = ""
+    higher_is_better: ClassVar[bool] = False
+
+    @override
+    def score(self, guess: Tensor, truth: Tensor) -> Tensor:
+        return (guess - truth).flatten(1).amin(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brightest(Darkest):
+    """Another one of the same file."""
+
+
+def test_metrics_of_your_own_are_told_apart() -> None:
+    attack = Scripted(inputs=private().inputs)
+    result = audit(private(), network(), F.cross_entropy, attack=attack, metrics=(Darkest(), Brightest()))
+    assert set(result.scores) == {"Darkest", "Brightest"}

@@ -158,6 +158,9 @@ def attack_and_judge(served: Served, attack: Attack, *, judging: Judging, seed: 
     Updates that hold no image are attacked in the same stack, which costs less than a run of their own; the time of the
     attack is that of both.
     """
+    sample = served.step.evidence.batch.inputs[:1, :1]
+    for metric in judging.metrics:
+        metric(sample, sample)  # one that cannot score says so before the attack, not after
     began = time.monotonic()
     taken, nulls = served.step.observation, judging.null_victims if judging.reference else 0
     seen, in_pixels = in_known_range(_beside_random(taken, nulls, seed=seed))

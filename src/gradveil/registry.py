@@ -54,8 +54,10 @@ class Registry(Generic[T]):
         return leaf(**parse_settings(leaf, settings, f"{self.kind} {name.strip()}"))
 
     def name_of(self, method: object) -> str:
-        """Return the name of an object or class."""
+        """Return the name of an object or class; one from elsewhere, which no text can name, goes by its class."""
         leaf = method if isinstance(method, type) else type(method)
+        if not leaf.__module__.startswith(f"{self.package}."):
+            return leaf.__name__
         return leaf.__module__.rpartition(".")[2].replace("_", "-")
 
     def describe(self, method: object) -> str:
