@@ -1,3 +1,4 @@
+import hashlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from gradveil import _recording, data, record, training_record
 from gradveil._networks import Prepared
@@ -577,6 +579,40 @@ def test_a_checkpoint_is_cited_by_the_record_beside_it(tmp_path: Path) -> None:
         (tmp_path / "net.json").write_text(text)
         (other,) = run(spec, tmp_path / str(number))
         assert (other.network.accuracy_of, other.network.training) == ("the checkpoint (no defense)", {})
+
+
+def test_a_cell_of_another_checkpoint_is_not_taken_over(tmp_path: Path) -> None:
+    path, out = tmp_path / "net.safetensors", tmp_path / "run"
+    kept_network(path)
+    first = path.read_bytes()
+    spec = replace(TINY, states=(f"checkpoint:{path}",), null_victims=0)
+    (made,) = run(spec, out)
+    assert made.network.sha256 == hashlib.sha256(first).hexdigest()
+    model = build("mlp:hidden=4", input_shape=(1, 8, 8), num_classes=10, seed=5)
+    checkpoints.save(model, path, about={})
+    with pytest.raises(SpecError, match="was run with another checkpoint; name a new folder"):
+        run(spec, out)
+    path.unlink()
+    assert run(spec, out) == [made]
+    path.write_bytes(first)
+    assert run(spec, out) == [made]
+
+
+def test_an_interrupted_attack_does_not_go_on_under_another_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    kept_network(path)
+    spec = replace(TINY, states=(f"checkpoint:{path}",), null_victims=0, attacks=("inverting-gradients:steps=60",))
+
+    def interrupt(name: str, done: int, total: int) -> None:
+        if done > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, tmp_path / "run", progress=interrupt)
+    assert list((tmp_path / "run").glob("cells/*/unfinished/*"))
+    moved = {name: tensor + 0.1 for name, tensor in load_file(path).items()}
+    save_file(moved, path, metadata=checkpoints.read_about(path))
+    assert numbers(run(spec, tmp_path / "run")) == numbers(run(spec, tmp_path / "fresh"))
 
 
 def test_a_network_trained_with_a_server_side_defense_is_loaded_with_its_parts(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SMALL = 200_000  # parameters
 _NO_DEFENSE = "no defense"
+_CHECKPOINT = "checkpoint:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,14 @@ class Prepared:
         accuracy: on the clean test split, from 0 to 1.
         accuracy_of: what that accuracy belongs to.
         training: what the record beside a checkpoint says; empty if there is none.
+        sha256: of the checkpoint; empty for others.
     """
 
     model: nn.Module
     accuracy: float
     accuracy_of: str
     training: dict[str, Any] = field(default_factory=dict)
+    sha256: str = ""
 
     def describe(self, cell: Cell, spec: AuditSpec) -> Network:
         """Write the network down."""
@@ -60,6 +63,7 @@ class Prepared:
             accuracy=self.accuracy,
             accuracy_of=self.accuracy_of,
             training=self.training,
+            sha256=self.sha256,
         )
 
 
@@ -75,11 +79,27 @@ def prepare(spec: AuditSpec, cell: Cell, dataset: Dataset, *, folder: Path, sett
     plain = build(cell.model, input_shape=dataset.input_shape, num_classes=dataset.num_classes, seed=spec.model_seed)
     model = normalized(plain, dataset.mean, dataset.std) if spec.normalize else plain
     model, kept = model.to(device).eval(), settings.networks or folder / "models"
-    if cell.state.startswith("checkpoint:"):
-        return _stored(Path(cell.state.partition(":")[2]).expanduser(), dataset, model, kept)
+    if cell.state.startswith(_CHECKPOINT):
+        return _stored(_file_of(cell.state), dataset, model, kept)
     if cell.state == "untrained":
         return Prepared(model=model, accuracy=_accuracy(model, dataset, kept), accuracy_of="the untrained network")
     return _trained(spec, cell, dataset, model, folder=folder, settings=settings)
+
+
+def checkpoint_hash(state: str) -> str:
+    """Return the SHA-256 of the checkpoint that a state names; empty if it names none, or none is there.
+
+    Example:
+        >>> checkpoint_hash("untrained")
+        ''
+    """
+    if not state.startswith(_CHECKPOINT) or not _file_of(state).is_file():
+        return ""
+    return hashlib.sha256(_file_of(state).read_bytes()).hexdigest()
+
+
+def _file_of(state: str) -> Path:
+    return Path(state.removeprefix(_CHECKPOINT)).expanduser()
 
 
 def _accuracy(model: nn.Module, dataset: Dataset, kept: Path) -> float:
@@ -107,6 +127,7 @@ def _stored(path: Path, dataset: Dataset, model: nn.Module, kept: Path) -> Prepa
         accuracy=_accuracy(model, dataset, kept),
         accuracy_of=f"the checkpoint ({made_with}){cited}",
         training={} if record is None else asdict(record),
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradveil import data, record
-from gradveil._networks import Prepared, prepare, threads_for
+from gradveil._networks import Prepared, checkpoint_hash, prepare, threads_for
 from gradveil._public_material import client_pool, public_material, reference
 from gradveil._public_material import draw as private_images
 from gradveil._recording import failed, pictures, to_record
@@ -29,7 +29,7 @@ from gradveil.errors import GradVeilError, RecordError, SpecError
 from gradveil.obscuring import mark_of
 from gradveil.record import Record
 from gradveil.spec import AuditSpec, Cell, build_defenses, build_metrics
-from gradveil.storage import TensorFolder, write_atomically
+from gradveil.storage import TensorFolder, content_hash, write_atomically
 from gradveil.streams import Streams
 from gradveil.tuning import tune
 from gradveil.types import Auxiliary, Batch
@@ -148,7 +148,7 @@ def claim(folder: Path, spec: AuditSpec) -> None:
 def finished(folder: Path, cell: Cell) -> Record | None:
     """Return the record of a cell that is done; one that cannot be read is to be made again.
 
-    A record of another feature extractor than the one that lies at its path now is refused.
+    A record of another checkpoint or feature extractor than the one that lies at its path now is refused.
     """
     try:
         found = record.read(folder / "cells" / cell.name)
@@ -158,6 +158,9 @@ def finished(folder: Path, cell: Cell) -> Record | None:
         return None
     if found.extractor and found.extractor != mark_of(cell.build_defenses()):
         raise SpecError(f"{folder / 'cells' / cell.name} was run with another extractor; name a new folder with --out")
+    now = checkpoint_hash(cell.state)
+    if now and found.network.sha256 not in {"", now}:
+        raise SpecError(f"{folder / 'cells' / cell.name} was run with another checkpoint; name a new folder with --out")
     return found
 
 
@@ -179,7 +182,7 @@ def _run_cell(spec: AuditSpec, cell: Cell, material: Material, folder: Path, set
         began = time.monotonic()
         prepared = prepare(spec, cell, material.dataset, folder=folder, settings=settings)
         seconds = {"model": time.monotonic() - began}
-        store = TensorFolder(place / "unfinished", mark_of(cell.build_defenses()))
+        store = TensorFolder(place / "unfinished", _mark(cell, prepared))
         runtime = replace(runtime, store=store, threads=threads_for(prepared.model, settings.place()))
         with runtime.numerics():
             result = _audit(spec, cell, material, prepared, runtime, settings.place())
@@ -194,6 +197,12 @@ def _run_cell(spec: AuditSpec, cell: Cell, material: Material, folder: Path, set
         reason = str(error) if isinstance(error, GradVeilError) else f"{type(error).__name__}: {error}"
         made, images = failed(spec, cell, reason, settings.place()), None
     return record.write(made, place, images=images)
+
+
+def _mark(cell: Cell, prepared: Prepared) -> str:
+    """Return what an unfinished attack depends on beside its cell: networks that the cell knows by their paths."""
+    extractor = mark_of(cell.build_defenses())
+    return content_hash(extractor, prepared.sha256) if prepared.sha256 else extractor
 
 
 def _audit(

@@ -102,6 +102,7 @@ class Network:
         accuracy: on clean test data, None if unknown.
         accuracy_of: what that accuracy belongs to, in words.
         training: what the record beside its checkpoint says of how it was trained; empty if there is none.
+        sha256: of its checkpoint, which `state` knows by its path; empty without one.
     """
 
     spec: str
@@ -111,6 +112,7 @@ class Network:
     accuracy: float | None = None
     accuracy_of: str = ""
     training: dict[str, Any] = field(default_factory=dict)
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
