@@ -208,6 +208,24 @@ def test_data_sets_are_listed_and_explained() -> None:
     assert "no download" in ok("data download digits").stdout
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train net.safetensors --model mlp:hidden=4 --settings batch_size=512",
+        "train generator net.safetensors --settings width=8,latent_size=4",
+        "train extractor net.safetensors --dataset digits --model lenet --settings batch_size=512",
+    ],
+)
+def test_training_does_not_write_over_another_network(line: str, tmp_path: Path) -> None:
+    ok(f"{line},epochs=1 --device cpu")
+    before = (tmp_path / "net.safetensors").read_bytes()
+    refused = gradveil_(f"{line},epochs=2 --device cpu")
+    assert refused.exit_code == 1
+    assert "net.safetensors holds a network of another training; remove it" in " ".join(refused.stderr.split())
+    assert (tmp_path / "net.safetensors").read_bytes() == before
+    ok(f"{line},epochs=1 --device cpu")
+
+
 def test_a_network_is_trained_kept_and_audited(tmp_path: Path) -> None:
     line = "train net/model.safetensors --model mlp:hidden=16 --settings epochs=2,batch_size=256 --device cpu"
     result = ok(f"{line} --defense gaussian-noise:std=1e-3")

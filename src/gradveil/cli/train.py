@@ -1,6 +1,7 @@
 """`gradveil train`."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
 from gradveil.engine import normalized
 from gradveil.errors import SpecError
-from gradveil.models import architectures
+from gradveil.models import architectures, checkpoints
 from gradveil.models.training import train
 from gradveil.obscuring import mark_of
 from gradveil.spec import build, build_defenses, build_training
@@ -39,6 +40,9 @@ def command(
             raise SpecError("the policy crops and mirrors by itself, got augment=crop-flip too; write augment=none")
         recipe = replace(recipe, augment="none")
         output.print("the policy crops and mirrors by itself: augment=none")
+    words = "no defense" if under == "none" else under
+    training = json.dumps(asdict(recipe))
+    checkpoints.refuse_another(out, {"model": model, "dataset": dataset, "defenses": words, "training": training})
     loaded = data.load(dataset, data_dir)
     plain = build(architectures, model).build(input_shape=loaded.input_shape, num_classes=loaded.num_classes)
     store = TensorFolder(out.with_suffix(".unfinished"))
@@ -59,7 +63,7 @@ def command(
         model=model,
         dataset=dataset,
         loaded=loaded,
-        defenses="no defense" if under == "none" else under,
+        defenses=words,
         training=recipe,
         extractor=mark_of(protections),
     )

@@ -15,7 +15,7 @@ from gradveil.cli import train
 from gradveil.cli._device import chosen_device
 from gradveil.cli._show import output, progress_bar
 from gradveil.errors import SpecError
-from gradveil.models import generators
+from gradveil.models import checkpoints, generators
 from gradveil.models.generators import GeneratorTraining
 from gradveil.registry import parse_settings
 from gradveil.storage import TensorFolder, cannot_write
@@ -58,6 +58,7 @@ def generator(
     """Train an image generator on public data, for attacks that search its latents."""
     _check_file(out)
     recipe = _made(GeneratorTraining(), settings, "the generator")
+    checkpoints.refuse_another(out, {"dataset": dataset, "training": json.dumps(asdict(recipe))})
     place, loaded = chosen_device(device), data.load(dataset, data_dir)
     store = TensorFolder(out.with_suffix(".unfinished"))
     with progress_bar(quiet=quiet or as_json) as bar:
@@ -93,6 +94,8 @@ def extractor(
     _check_file(out)
     recipe = _made(obscuring.PUBLISHED, settings, "the extractor")
     place, loaded = chosen_device(device), data.load(dataset, data_dir)
+    about = {"model": model, "dataset": loaded.name, "training": json.dumps(asdict(recipe))}
+    checkpoints.refuse_another(out, about)
     store = TensorFolder(out.with_suffix(".unfinished"))
     with progress_bar(quiet=quiet or as_json) as bar:
         done = obscuring.train_extractor(

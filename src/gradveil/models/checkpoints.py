@@ -75,6 +75,21 @@ def read_about(path: Path | str) -> dict[str, str]:
     return known
 
 
+def refuse_another(path: Path | str, about: Mapping[str, str]) -> None:
+    """Keep a stored network from being written over by one that is about something else.
+
+    Args:
+        path: of the file; where there is none, nothing is refused.
+        about: what the file must say about itself.
+    """
+    if not Path(path).exists():
+        return
+    known = read_about(path)
+    different = [name for name, value in about.items() if known.get(name) != value]
+    if different:
+        raise CheckpointError(f"{path} holds a network of another {different[0]}; remove it, or name another file")
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Give a new name in the same folder, which takes the place of `path` once the block is done."""
