@@ -278,6 +278,7 @@ MISTAKES = {
     f"{SHORT} --defense 'soteria + dp-sgd'": "one step can be computed in one way only, got soteria and dp-sgd",
     f"{SHORT} --auxiliary digits --knowledge labels": "auxiliary is for an adversary who has public material",
     f"{SHORT} --adversary dgl": "no attack called 'dgl'; did you mean dlg",
+    "audit --model import:mine:network": "no model is imported here; give one of your own to gradveil.audit",
     "list attacks dgl": "no attack called 'dgl'; did you mean dlg",
     "train m.safetensors --defense soteria --defense dp-sgd": "one step can be computed in one way only",
     f"{SHORT} --metric psrn": "no metric called 'psrn'; did you mean psnr",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
 
-from gradveil.errors import SpecError, unknown_name
+from gradveil.errors import SpecError, UnknownNameError, unknown_name
 
 T = TypeVar("T")
 
@@ -40,6 +40,8 @@ class Registry(Generic[T]):
     def get(self, name: str) -> type[T]:
         """Return the class behind a name."""
         modules = _modules(self.package)
+        if name == "import":
+            raise UnknownNameError(f"no {self.kind} is imported here; give one of your own to gradveil.audit in Python")
         if name not in modules:
             raise unknown_name(self.kind, name, modules)
         module = importlib.import_module(modules[name])

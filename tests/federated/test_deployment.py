@@ -261,6 +261,9 @@ def test_the_command_attacks_files_and_fails_where_one_could_not_be(tmp_path: Pa
     failed = CliRunner().invoke(app, ["audit", "--recorded", *files, *flags, "--out", str(tmp_path / "b")])
     assert failed.exit_code == 1
     assert "which model" in json.loads(failed.stdout)["cells"][0]["error"]
+    again = CliRunner().invoke(app, ["report", str(tmp_path / "a")])
+    assert "undecided" in again.stdout
+    assert "statistics over" not in again.stdout
     shown = CliRunner().invoke(
         app, ["audit", "--recorded", *files, *flags[:2], *model, "--quiet", "--out", str(tmp_path / "c")]
     )

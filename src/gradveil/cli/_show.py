@@ -25,7 +25,8 @@ def show_cells(rows: Sequence[report.Row]) -> None:
     output.print(report.to_rich(rows))
     if report.pairs(rows):
         output.print(report.side_by_side(rows))
-    output.print(report.statistics(rows))
+    if any(row.metrics for row in rows):
+        output.print(report.statistics(rows))
 
 
 @contextlib.contextmanager
