@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradveil.attacks._decode_classes import count_images, map_by_class, share_by_class, worth_comparing
 from gradveil.attacks._decode_clusters import _flow, affinity, assign, coefficients, grow_clusters, pick_clusters
-from gradveil.attacks._decode_refinement import refine
-from gradveil.attacks._decode_regression import _lift, least_squares, public_share
+from gradveil.attacks._decode_magnitudes import Magnitudes, lift
+from gradveil.attacks._decode_refinement import Mixtures, refine
+from gradveil.attacks._decode_regression import least_squares, public_share
 from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decoders.decode_mixing import DecodeMixing
 from gradveil.attacks._decoders.decode_oracle import DecodeOracle
@@ -81,7 +83,7 @@ def test_what_public_images_add_to_squared_magnitudes_is_taken_out() -> None:
     weights = weights / weights.sum(2, keepdim=True) * draw.uniform("shares", (600, 1)).double()
     images, public = draw.normal("images", (4, 30)).double(), draw.normal("public", (600, 30)).double()
     magnitudes = (weights @ images + public_share(weights) * public).abs()
-    found = _lift(weights, magnitudes)
+    found = lift(weights, magnitudes)
     assert float((found.abs() - images.abs()).abs().mean()) < 0.155
 
 
@@ -133,6 +135,11 @@ def test_signs_of_colour_images_are_found_from_neighbours() -> None:
     assert torch.equal(found, images) or torch.equal(found, -images)
 
 
+def refined(weights: Tensor, seen: Tensor, *, k: int, rounds: int) -> Tensor:
+    mixtures = Mixtures(seen=seen, k=k, flipped=False)
+    return refine(weights, mixtures, rounds=rounds, streams=ATTACK.bind(1), runtime=Runtime())
+
+
 def ideal_scores(weights: Tensor) -> Tensor:
     """Score pairs by the number of images they share, as a perfect network would."""
     inside = (weights > 0).double()
@@ -143,12 +150,16 @@ def test_clusters_assignment_and_labels_give_the_mixing_back() -> None:
     _, seen = encoded(Mixup(k=2, classes=10), images=8, rounds=10)
     assert seen.weights is not None
     assert seen.labels is not None
-    truth, scores = seen.weights[0], ideal_scores(seen.weights[0])
-    found = DecodeMixing(images=8, k=2, flipped="no").mapping(scores, seen.labels[0], streams=ATTACK.bind(1))
-    overlap = (found > 0).double().T @ (truth > 0).double()
-    match = overlap.argmax(1)
-    assert sorted(match.tolist()) == list(range(8))
-    assert float(overlap.amax(1).sum() / (truth > 0).sum()) > 0.9
+    truth = seen.weights[0]
+    decoder = DecodeMixing(images=8, k=2, flipped="no")
+    one_class = seen.labels[0].sum(1, keepdim=True)  # which tells no images apart
+    for labels in (seen.labels[0], one_class):
+        found = decoder.mapping(lambda _: ideal_scores(truth), labels, streams=ATTACK.bind(1))
+        overlap = (found > 0).double().T @ (truth > 0).double()
+        match = overlap.argmax(1)
+        assert sorted(match.tolist()) == list(range(8))
+        assert float(overlap.amax(1).sum() / (truth > 0).sum()) > 0.9
+        torch.testing.assert_close(found.sum(1), torch.ones(len(truth)).double())
 
 
 def matched(guess: Tensor, truth: Tensor) -> Tensor:
@@ -202,17 +213,18 @@ def test_mixtures_with_public_images_are_taken_apart_without_knowing_which() -> 
     assert found.weights is not None
     torch.testing.assert_close(found.weights.sum(2), labels.sum(2), atol=1e-4, rtol=0)
     assert float(matched(found.images.double(), private).mean()) > 18
-    unlabelled = replace(decoder, from_pool=1).mapping(ideal_scores(seen.weights[0]), None, streams=ATTACK.bind(1))
+    scores = ideal_scores(seen.weights[0])
+    unlabelled = replace(decoder, from_pool=1).mapping(lambda _: scores, None, streams=ATTACK.bind(1))
     torch.testing.assert_close(unlabelled.sum(1), torch.full((len(unlabelled),), 2 / 3).double())
 
 
 def test_refinement_mends_a_wrong_assignment() -> None:
     _, seen = encoded(Mixup(k=2, classes=10), images=6, rounds=12)
     assert seen.weights is not None
-    truth, pixels = seen.weights[0], seen.images[0].flatten(1)
+    truth = seen.weights[0]
     wrong = truth.clone()
     wrong[::6] = wrong[::6].roll(1, 1)
-    mended = refine(wrong, pixels, k=2, flipped=False, rounds=15, runtime=Runtime())
+    mended = refined(wrong, seen.images[0], k=2, rounds=15)
     assert float((mended - truth).abs().max()) < 0.02 < float((wrong - truth).abs().max())
 
 
@@ -224,7 +236,7 @@ def test_refinement_finds_an_image_that_no_cluster_stood_for() -> None:
     begun = lost / lost.sum(1, keepdim=True).clamp_min(1)
 
     def worst(rounds: int) -> float:
-        found = refine(begun, pixels, k=3, flipped=False, rounds=rounds, runtime=Runtime())
+        found = refined(begun, seen.images[0], k=3, rounds=rounds)
         images = least_squares(found[None], pixels[None]).view(1, 10, *private.shape[2:])
         return float(matched(images.clamp(0, 1), private).min())
 
@@ -235,7 +247,7 @@ def test_refinement_finds_an_image_that_no_cluster_stood_for() -> None:
 def test_refinement_keeps_the_best_fit_and_stops_where_no_better_one_comes() -> None:
     _, seen = encoded(Mixup(k=2, classes=10), images=6, rounds=12)
     assert seen.weights is not None
-    truth, pixels = seen.weights[0], seen.images[0].flatten(1)
+    truth = seen.weights[0]
     turns = []
 
     def counted(gains: Tensor, *, k: int) -> Tensor:
@@ -244,9 +256,98 @@ def test_refinement_keeps_the_best_fit_and_stops_where_no_better_one_comes() -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gradveil.attacks._decode_refinement.assign", counted)
-        found = refine(truth, pixels, k=2, flipped=False, rounds=200, runtime=Runtime())
+        found = refined(truth, seen.images[0], k=2, rounds=200)
     torch.testing.assert_close(found, truth, atol=1e-6, rtol=0)
     assert len(turns) < 60
+
+
+def test_labels_divide_images_among_classes() -> None:
+    assert count_images(torch.tensor([[0.5, 0.26, 0.24, 0.0]]), 4).tolist() == [2, 1, 1, 0]
+    assert count_images(torch.tensor([[1.0, 0.0]]), 3).tolist() == [3, 0]
+
+
+def test_encodings_that_hold_the_same_image_of_a_class_form_a_group() -> None:
+    """Three images of class 0 and one of class 1; scores tell, with noise, who shares an image."""
+    draw = Streams(purpose="test").bind(1)
+    chosen = torch.arange(60) % 3
+    share = 0.6 + 0.3 * draw.uniform("share", (60,))[0]
+    truth = torch.cat([share[:, None] * torch.nn.functional.one_hot(chosen, 3), 1 - share[:, None]], 1)
+    labels = torch.stack([share, 1 - share], 1)
+    same = (chosen[:, None] == chosen).float()
+    noise = draw.normal("noise", (60, 60))[0]
+    found = map_by_class(2 * same - 1 + noise + noise.T, labels, images=4)
+    order = (found.T @ truth).argmax(1)
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+    torch.testing.assert_close(found, truth[:, order])
+    assert bool(worth_comparing(labels)[0, 1])
+    assert not bool(worth_comparing(torch.eye(2)).any())
+
+
+def test_what_is_too_faint_to_be_told_is_divided_evenly() -> None:
+    labels = torch.tensor([[0.95, 0.05]] * 8 + [[0.05, 0.95]] * 8)
+    found = map_by_class(torch.zeros(16, 16), labels, images=4)
+    assert found[:8, 2:].tolist() == [[pytest.approx(0.025)] * 2] * 8
+    assert found[8:, :2].tolist() == [[pytest.approx(0.025)] * 2] * 8
+    torch.testing.assert_close(found.sum(1), torch.ones(16))
+
+
+def test_shares_by_class_keep_one_image_of_every_class_and_k_of_all() -> None:
+    shares = torch.tensor([[0.3, 0.2, 0.1, 0.0], [0.4, 0.3, 0.0, 0.2]])
+    labels = torch.tensor([[0.6, 0.4, 0.0], [0.7, 0.0, 0.3]])
+    found = share_by_class(shares, labels, torch.tensor([0, 0, 1, 2]), k=3)
+    torch.testing.assert_close(found[0], torch.tensor([0.36, 0.24, 0.4, 0.0]))
+    torch.testing.assert_close(found[1], torch.tensor([0.4, 0.3, 0.0, 0.3]))
+    assert share_by_class(shares, labels, torch.tensor([0, 0, 1, 2]), k=2)[0, 1] == 0
+
+
+def smooth(images: int, size: int) -> Tensor:
+    """Return (1, images, 3, size, size), waves that no pixel is like in all of them."""
+    grid, draw = torch.linspace(0, 3, size).double(), Streams(purpose="test").bind(1)
+    turn = 6 * draw.uniform("turn", (images, 3, 2, 1, 1)).double()
+    return torch.sin(turn[:, :, :, 0] + grid[:, None]) * torch.cos(turn[:, :, :, 1] + grid)
+
+
+def test_pixels_find_their_signs_from_neighbours_with_few_encodings() -> None:
+    """Twenty images in 100 mixtures: fewer than the 210 products that the lifted problem has to solve for."""
+    truth, draw = smooth(20, 8), Streams(purpose="test").bind(1)
+    weights = draw.uniform("weights", (100, 20)).double().pow(8)
+    weights = weights / weights.sum(2, keepdim=True)
+    seen = (weights @ truth.flatten(2)).unflatten(2, truth.shape[2:])
+    problem = Magnitudes.of(weights, seen * draw.normal("signs", seen.shape[1:]).double().sign())
+    found = problem.solve(streams=ATTACK.bind(1), steps=100)
+    assert float((found.abs() - truth.flatten(2).abs()).abs().max()) < 1e-6
+    alone = problem.improve(draw.normal("start", (20, 192)).double(), sweeps=0, steps=100)
+    assert float(problem.misfits(alone).max()) > 1e-4
+
+
+def test_no_sweep_makes_any_pixel_fit_worse() -> None:
+    _, seen = encoded(InstaHide(k=3, classes=10, mean=DIGITS.mean), images=8, rounds=6)
+    assert seen.weights is not None
+    problem = Magnitudes.of(seen.weights, seen.centered())
+    start = Streams(purpose="test").bind(1).normal("start", (8, 64)).double()
+    misfits = [problem.misfits(problem.improve(start, sweeps=sweeps, steps=0)) for sweeps in range(4)]
+    for before, after in itertools.pairwise(misfits):
+        assert bool((after <= before + 1e-12).all())
+
+
+def test_instahide_falls_to_who_knows_its_labels_and_nothing_of_its_mixing() -> None:
+    private, seen = encoded(InstaHide(k=2, classes=10, mean=DIGITS.mean), images=12, rounds=16)
+    assert seen.labels is not None
+    public = Auxiliary(inputs=DIGITS.train.inputs(range(400, 1400)))
+    blind = replace(
+        seen,
+        images=seen.images.float(),
+        labels=seen.labels.float(),
+        weights=None,
+        knowledge=Knowledge.AUXILIARY,
+        auxiliary=public,
+    )
+    decoder = DecodeMixing(images=12, k=2, train_steps=80, pairs=64, width=8, lr=4e-3, refinements=20, steps=100)
+    found = decoder(blind, streams=ATTACK)
+    scores = matched(found.images.double(), private)
+    assert float(scores.median()) > 28
+    unlabelled = decoder(replace(blind, labels=None), streams=ATTACK)
+    assert float(matched(unlabelled.images.double(), private).median()) < float(scores.median()) - 5
 
 
 def test_assignment_is_the_best_of_all() -> None:

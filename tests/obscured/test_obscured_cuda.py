@@ -5,13 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from gradveil.attacks._decode_regression import least_squares, solve_magnitudes
+from gradveil.attacks._decode_magnitudes import solve_magnitudes
+from gradveil.attacks._decode_regression import least_squares
 from gradveil.data import Split, load
 from gradveil.defenses import InstaHide, Loda, Mixup
 from gradveil.engine import Precision, Runtime
 from gradveil.models import build
 from gradveil.models.training import PRESETS, Training, train
 from gradveil.obscuring import objective, obscure_images
+from gradveil.streams import Streams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -46,7 +48,10 @@ def test_regression_is_exact_where_networks_may_use_tf32() -> None:
     mixtures = (weights.double() @ images.double()).float()
     with Runtime(precision="tf32").numerics():
         linear = least_squares(weights, mixtures)
-        found = solve_magnitudes(weights, mixtures.abs(), solver="lifted", steps=50, lr=0.01, runtime=Runtime())
+        seen, streams = mixtures.unflatten(2, (2, 10, 10)), Streams(purpose="test").bind(1)
+        found = solve_magnitudes(
+            weights, seen, solver="alternating", steps=50, lr=0.01, streams=streams, runtime=Runtime()
+        )
     assert float((linear - images).abs().max()) < 1e-4
     assert float((found.abs() - images.abs()).abs().max()) < 1e-2
 

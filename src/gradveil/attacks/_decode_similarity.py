@@ -104,10 +104,22 @@ def draw_pairs(public: Tensor, settings: Similarity, *, streams: Streams) -> tup
 
 
 @torch.no_grad()
-def compare(weights: list[Tensor], encoded: Tensor) -> Tensor:
-    """Return (N, N) logits, higher for pairs of (N, C, H, W) that share an image; the diagonal is zero."""
+def compare(weights: list[Tensor], encoded: Tensor, pairs: Tensor | None = None) -> Tensor:
+    """Compare encodings.
+
+    Args:
+        weights: of the network.
+        encoded: (N, C, H, W).
+        pairs: (N, N), symmetric, which to compare; None for all.
+
+    Returns:
+        (N, N) logits, higher for pairs that share an image; zero on the diagonal and for pairs that are not asked for.
+    """
     count = len(encoded)
     first, second = torch.triu_indices(count, count, offset=1, device=encoded.device)
+    if pairs is not None:
+        asked = pairs[first, second]
+        first, second = first[asked], second[asked]
     size = _PAIRS_AT_ONCE.get(encoded.device.type, _PAIRS_AT_ONCE["cuda"])
     scores = encoded.new_zeros(count, count)
     for a, b in zip(first.split(size), second.split(size), strict=True):

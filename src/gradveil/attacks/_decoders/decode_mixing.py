@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from functools import partial
+from typing import ClassVar, Literal, TypeAlias, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
+from gradveil.attacks._decode_classes import map_by_class, tell_apart, worth_comparing
 from gradveil.attacks._decode_clusters import affinity, assign, coefficients, grow_clusters, pick_clusters
-from gradveil.attacks._decode_refinement import refine
-from gradveil.attacks._decode_regression import misfit, solve_magnitudes, solve_mixtures
+from gradveil.attacks._decode_magnitudes import misfit, solve_magnitudes
+from gradveil.attacks._decode_refinement import Mixtures, refine
+from gradveil.attacks._decode_regression import solve_mixtures
 from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decode_similarity import Similarity, compare, train_similarity
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
@@ -20,6 +23,9 @@ from gradveil.engine.runtime import Checkpoint
 from gradveil.errors import DataError
 from gradveil.streams import Streams
 from gradveil.types import Auxiliary, Card, Knowledge, Paper
+
+Compared: TypeAlias = Callable[[Tensor | None], Tensor]
+"""Pairs that are asked for (N, N), None for all, to logits (N, N)."""
 
 _MAPPING = "mapping"
 
@@ -30,10 +36,11 @@ class DecodeMixing(Decoder):
     """Find encodings that share an image, then which image is in which, how much, and solve for the images.
 
     A network is trained on mixtures of public images to compare two encodings; encodings are clustered by it; every
-    encoding is given its images by minimum-cost flow; soft labels, where known, give the shares; regression on the
-    encodings, or on their magnitudes where signs were flipped, gives the images. The published second network, which
-    compares an encoding with a cluster, is replaced by the mean similarity to the members; judging the assignment again
-    by the images found is an addition.
+    encoding is given its images by minimum-cost flow; regression on the encodings, or on their magnitudes where signs
+    were flipped, gives the images. The published second network, which compares an encoding with a cluster, is replaced
+    by the mean similarity to the members. Additions: the assignment is judged again by the images found; soft labels,
+    where known, give the shares, and where they name about as many classes as there are images in an encoding, only
+    encodings with a class in common are compared, and every class is divided into its images on its own.
 
     Args:
         images: P, private images looked for.
@@ -58,9 +65,10 @@ class DecodeMixing(Decoder):
     card: ClassVar[Card] = Card(
         fails="few encodings of each image, so that clusters are empty; public images of another kind than the private "
         "ones; encodings recovered with much noise, which regression turns into noise of images",
-        costs="training of a small network per group, a comparison of all pairs of encodings, and one linear program "
-        "per refinement",
-        suggested="several times as many encodings of each image as it has partners; labels, where they are known",
+        costs="training of a small network per group, a comparison of all pairs of encodings (with labels, of those "
+        "that share a class), and one linear program per refinement",
+        suggested="several times as many encodings of each image as it has partners; soft labels, where they are "
+        "known, without which flipped signs hide much more",
         interacts="images of a public set in the encodings (from_pool) are noise, which more encodings average "
         "away; flipped signs leave the sign of every pixel open, which smooth images give away, noisy ones not",
     )
@@ -99,29 +107,51 @@ class DecodeMixing(Decoder):
         weights = []
         for group, seen in enumerate(encodings.centered()):
             labels = None if encodings.labels is None else encodings.labels[group]
-            checkpoint = Checkpoint(runtime.named(f"mapping-{group}"))
+            own, checkpoint = streams.select([group]), Checkpoint(runtime.named(f"mapping-{group}"))
             kept = checkpoint.load()
             if not kept:
-                own, part = streams.select([group]), runtime.named(f"similarity-{group}")
+                part = runtime.named(f"similarity-{group}")
                 network = train_similarity(public, visible, settings, streams=own, runtime=part)
-                kept = {_MAPPING: self.mapping(compare(network, visible(seen)), labels, streams=own)}
+                kept = {_MAPPING: self.mapping(partial(compare, network, visible(seen)), labels, streams=own)}
                 checkpoint.save(kept.copy, finished=True)
+            telling = labels if labels is not None and tell_apart(labels, k=self.k) else None
+            mixtures = Mixtures(seen=seen, k=self.k, flipped=flipped, labels=telling)
             first, part = kept[_MAPPING].to(seen), runtime.named(f"refinement-{group}")
-            weights.append(
-                refine(first, seen.flatten(1), k=self.k, flipped=flipped, rounds=self.refinements, runtime=part)
-            )
-        return _regress(encodings, torch.stack(weights), flipped=flipped, steps=self.steps, runtime=runtime)
+            weights.append(refine(first, mixtures, rounds=self.refinements, streams=own, runtime=part))
+        return self._regress(encodings, torch.stack(weights), streams=streams, runtime=runtime)
 
-    def mapping(self, scores: Tensor, labels: Tensor | None, *, streams: Streams) -> Tensor:
-        """Return (N, P), how much of each image is in each encoding, from logits (N, N) of one group."""
+    def mapping(self, compared: Compared, labels: Tensor | None, *, streams: Streams) -> Tensor:
+        """Return (N, P), how much of each image is in each encoding.
+
+        Args:
+            compared: returns logits (N, N) of one group, for all pairs or for those that are asked for.
+            labels: (N, K) soft labels of the group, None if they are unknown.
+            streams: of the group.
+        """
+        if labels is not None and tell_apart(labels, k=self.k):
+            return map_by_class(compared(worth_comparing(labels)), labels, images=self.images)
         # Summed, logarithms of probabilities say how likely all members share an image; two shared ones count as one.
-        scores = F.logsigmoid(scores).fill_diagonal_(0)
+        scores = F.logsigmoid(compared(None)).fill_diagonal_(0)
         average = len(scores) * self.k / self.images
         size = min(len(scores) - 1, max(4, round(average)))
         masks = pick_clusters(grow_clusters(scores, size=size, streams=streams), scores, count=self.images)
         chosen = assign(affinity(masks, scores), k=self.k)
         shares = coefficients(chosen, labels, k=self.k)
         return shares if labels is not None else shares * self.k / (self.k + self.from_pool)
+
+    def _regress(self, encodings: Encodings, mixing: Tensor, *, streams: Streams, runtime: Runtime) -> Decoding:
+        seen, shape = encodings.centered(), encodings.images.shape[2:]
+        if self.flipped == "yes":
+            found = solve_magnitudes(
+                mixing, seen, solver="alternating", steps=self.steps, lr=0.01, streams=streams, runtime=runtime
+            )
+            objective = misfit(mixing, found, seen)
+            images = fix_signs(found.unflatten(2, shape), encodings.center())
+        else:
+            found, own = solve_mixtures(mixing, seen.flatten(2))
+            objective = (mixing @ found - own).square().mean((1, 2))
+            images = found.unflatten(2, shape)
+        return Decoding(images=(images + encodings.center()).clamp(0, 1), objective=objective, weights=mixing)
 
 
 def public_images(encodings: Encodings, *, at_least: int) -> Tensor:
@@ -134,16 +164,3 @@ def public_images(encodings: Encodings, *, at_least: int) -> Tensor:
         shapes = f"{tuple(encodings.images.shape[2:])} like the encodings, got {tuple(public.shape[1:])}"
         raise DataError(f"public images must be {shapes}; resize them or choose others")
     return public.to(encodings.images)
-
-
-def _regress(encodings: Encodings, mixing: Tensor, *, flipped: bool, steps: int, runtime: Runtime) -> Decoding:
-    seen, shape = encodings.centered().flatten(2), encodings.images.shape[2:]
-    if flipped:
-        found = solve_magnitudes(mixing, seen.abs(), solver="lifted", steps=steps, lr=0.01, runtime=runtime)
-        objective = misfit(mixing, found, seen.abs())
-        images = fix_signs(found.unflatten(2, shape), encodings.center())
-    else:
-        found, own = solve_mixtures(mixing, seen)
-        objective = (mixing @ found - own).square().mean((1, 2))
-        images = found.unflatten(2, shape)
-    return Decoding(images=(images + encodings.center()).clamp(0, 1), objective=objective, weights=mixing)

@@ -5,7 +5,8 @@ from typing import ClassVar, Literal, final
 
 from typing_extensions import override
 
-from gradveil.attacks._decode_regression import Solver, misfit, solve_magnitudes, solve_mixtures
+from gradveil.attacks._decode_magnitudes import Solver, misfit, solve_magnitudes
+from gradveil.attacks._decode_regression import solve_mixtures
 from gradveil.attacks._decode_signs import fix_signs
 from gradveil.attacks._decoding import Decoder, Decoding, Encodings
 from gradveil.engine import Runtime
@@ -23,7 +24,7 @@ class DecodeOracle(Decoder):
 
     Args:
         flipped: whether signs were flipped: `no` for Mixup, `yes` for InstaHide.
-        solver: of the regression on magnitudes, `lifted`, or `adam` as published.
+        solver: of the regression on magnitudes, `alternating`, or `adam` as published.
         steps: of the alternation or of Adam.
         lr: of Adam.
         signs: `open` leaves the sign of every pixel as the regression found it, as published.
@@ -37,17 +38,16 @@ class DecodeOracle(Decoder):
     )
     requires: ClassVar[Knowledge] = Knowledge.ENCODING
     card: ClassVar[Card] = Card(
-        fails="fewer encodings than images; with flipped signs fewer than about P (P + 1) / 2 of them for P images, "
-        "where squared magnitudes no longer determine the products of pixels",
-        costs="one pseudo-inverse per group; with flipped signs one of P (P + 1) / 2 columns and an eigenvalue problem "
-        "per pixel",
+        fails="fewer encodings than images; with flipped signs fewer than a few times as many, or images of noise, in "
+        "which no pixel is like its neighbours",
+        costs="one pseudo-inverse per group; with flipped signs some hundred products with it",
         suggested="the defaults; solver=adam and signs=open are the published regression, which stops at wrong signs",
         interacts="it is told which private image is in which encoding and how much of it: an upper bound, never the "
         "verdict; images of a public set, which it is not told, are noise around their mean",
     )
 
     flipped: Literal["no", "yes"] = "yes"
-    solver: Solver = "lifted"
+    solver: Solver = "alternating"
     steps: int = 1000
     lr: float = 0.01
     signs: Literal["fixed", "open"] = "fixed"
@@ -60,17 +60,16 @@ class DecodeOracle(Decoder):
     def decode(self, encodings: Encodings, *, streams: Streams, runtime: Runtime) -> Decoding:
         if encodings.weights is None:
             raise ValueError("the oracle decoder needs the weights of the mixtures; give Encodings(weights=...)")
-        seen, weights = encodings.centered().flatten(2), encodings.weights.to(encodings.images)
-        shape = (weights.shape[2], *encodings.images.shape[2:])
+        seen, weights = encodings.centered(), encodings.weights.to(encodings.images)
         if self.flipped == "no":
-            found, own = solve_mixtures(weights, seen)
+            found, own = solve_mixtures(weights, seen.flatten(2))
             objective = (weights @ found - own).square().mean((1, 2))
-            images = found.unflatten(1, shape[:1]).unflatten(2, shape[1:])
+            images = found.unflatten(2, seen.shape[2:])
         else:
             found = solve_magnitudes(
-                weights, seen.abs(), solver=self.solver, steps=self.steps, lr=self.lr, runtime=runtime
+                weights, seen, solver=self.solver, steps=self.steps, lr=self.lr, streams=streams, runtime=runtime
             )
-            objective = misfit(weights, found, seen.abs())
-            images = found.unflatten(2, shape[1:])
+            objective = misfit(weights, found, seen)
+            images = found.unflatten(2, seen.shape[2:])
             images = fix_signs(images, encodings.center()) if self.signs == "fixed" else images
         return Decoding(images=(images + encodings.center()).clamp(0, 1), objective=objective, weights=weights)
