@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.attacks._decode_classes import count_images, map_by_class, share_by_class, worth_comparing
+from gradveil.attacks._decode_classes import count_images, map_by_class, share_by_class, tell_apart, worth_comparing
 from gradveil.attacks._decode_clusters import _flow, affinity, assign, coefficients, grow_clusters, pick_clusters
 from gradveil.attacks._decode_magnitudes import Magnitudes, lift
 from gradveil.attacks._decode_refinement import Mixtures, refine
@@ -264,6 +264,14 @@ def test_refinement_keeps_the_best_fit_and_stops_where_no_better_one_comes() -> 
 def test_labels_divide_images_among_classes() -> None:
     assert count_images(torch.tensor([[0.5, 0.26, 0.24, 0.0]]), 4).tolist() == [2, 1, 1, 0]
     assert count_images(torch.tensor([[1.0, 0.0]]), 3).tolist() == [3, 0]
+
+
+def test_classes_tell_images_apart_however_faint_some_of_them_are() -> None:
+    _, seen = encoded(InstaHide(k=6, classes=10, mean=DIGITS.mean), images=20, rounds=3)
+    assert seen.labels is not None
+    assert float((seen.labels[0] > 0.01).sum(1).double().mean()) < 4
+    assert tell_apart(seen.labels[0], k=6)
+    assert not tell_apart(seen.labels[0][:, :5] + seen.labels[0][:, 5:], k=8)
 
 
 def test_encodings_that_hold_the_same_image_of_a_class_form_a_group() -> None:

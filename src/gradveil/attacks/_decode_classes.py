@@ -12,18 +12,19 @@ from torch import Tensor
 
 _FAINT = 0.1  # is too small a share for a comparison to say anything
 _LITTLE = 1e-3  # of a class is rounding, and no image
-_APART = 0.6  # of the k images of an encoding are of different classes where labels tell them apart
+_APART = 0.6  # of the images of an encoding are of different classes where labels tell them apart
 _TURNS = 50
 
 
 def tell_apart(labels: Tensor, *, k: int) -> bool:
-    """Tell whether soft labels (N, K) have nearly as many classes as the encodings have images, k.
+    """Tell whether k images drawn at random are mostly of different classes, by how common labels (N, K) make these.
 
     Example:
-        >>> tell_apart(torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.0, 0.8]]), k=2), tell_apart(torch.ones(2, 1), k=2)
+        >>> tell_apart(torch.eye(10), k=6), tell_apart(torch.eye(2), k=6)
         (True, False)
     """
-    return float((labels > _LITTLE).sum(1).float().mean()) >= _APART * k
+    common = labels.sum(0) / labels.sum()
+    return float((1 - (1 - common) ** k).sum()) >= _APART * k
 
 
 def count_images(labels: Tensor, images: int) -> Tensor:
